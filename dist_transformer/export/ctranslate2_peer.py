@@ -19,7 +19,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import TOKENIZER_FILE
 
 TARGET = "target_"
-"""How the names of the targets' files begin, if they have a vocabulary of their own."""
+"""Beginning of the names of the targets' files, if they have a vocabulary of their own."""
 _VOCABULARY_FILE = "{}_vocabulary.json"
 BEAM_SIZE = 4
 PATIENCE = 2

@@ -43,7 +43,7 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequ
         ("export --output-dir a", "--output-dir is not a flag here: use --out"),
         ("average --inputs a", "--inputs is not a flag here: use --checkpoints"),
         ("average --num-epoch-checkpoints 5", "--num-epoch-checkpoints is not a flag here: use --last"),
-        ("prepare --srcdict a --source-lang de", "for --srcdict use --tokenizer; for --source-lang use --src-lang"),
+        ("prepare --srcdict a --source-lang de", "for --srcdict use --src-tokenizer; for --source-lang use --src-lang"),
         ("prepare --num-workers 2", "--num-workers is not a flag here: use --workers"),
         ("train --wandb", "--wandb is not a flag here: use --import dist_transformer.reporting.wandb_sink"),
         ("train --cpu", "--cpu is not a flag here: use CUDA_VISIBLE_DEVICES= in the environment"),

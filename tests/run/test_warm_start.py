@@ -121,7 +121,7 @@ def test_pieces_of_both_vocabularies_keep_their_vectors(
 def test_pieces_of_each_side_keep_their_vectors(
     ties: Any, toy_tokenizer: Tokenizer, other_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path: Path
 ) -> None:
-    """From one vocabulary, whose matrix is that of all uses, to two."""
+    """One vocabulary, whose matrix is that of all uses, becomes two."""
     torch.manual_seed(6)
     theirs = Transformer(dataclasses.replace(model_info.model, tie_embeddings="all"))
     info = dataclasses.replace(model_info, model=theirs.config)

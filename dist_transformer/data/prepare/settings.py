@@ -23,7 +23,7 @@ class VocabularyChoice:
     sides: tuple[int, ...]
     """Sides of the pairs that it is for: 0, the sources; 1, the targets."""
     flags: str
-    """How its flags begin: `--`, `--src-` or `--tgt-`."""
+    """Beginning of its flags: `--`, `--src-` or `--tgt-`."""
     tokenizer: Path | None
     vocab_size: int | None
 
@@ -49,9 +49,9 @@ class PrepareSettings:
     tokenizer: Path | None = None
     """A model or data folder, its tokenizer.json, or a model of SentencePiece: use its vocabulary unchanged."""
     source_tokenizer: Path | None = None
-    """As `tokenizer`, for the sources alone: its tokenizer of sources is used."""
+    """Vocabulary for the sources alone, named as `tokenizer` is: its tokenizer of sources is used."""
     target_tokenizer: Path | None = None
-    """As `tokenizer`, for the targets alone: its tokenizer of targets is used."""
+    """Vocabulary for the targets alone: its tokenizer of targets is used."""
     tags: tuple[str, ...] = ()
     """Tags to reserve in a vocabulary that is learned."""
     source_tags: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ from random import Random
 from typing import Literal, TypeVar
 
 Sampling = Literal["dropout", "alpha"]
-"""What a kind of vocabulary is sampled by: the probability of BPE to leave a merge out, or the exponent of unigram
-probabilities."""
+"""Number that a kind of vocabulary is sampled by: the probability of BPE to leave a merge out, or the exponent of
+unigram probabilities."""
 
 N_BEST = 64
 """Segmentations that a unigram model draws from."""

@@ -92,7 +92,7 @@ class Tokenizer(Vocabulary):
     encodes_words_apart: bool
     """Whether `a b` is encoded as `a` and then ` b`, so that ids of words can be looked up."""
     sampled_by: Sampling | None
-    """What `sample` takes; None if the kind has only one segmentation."""
+    """Number that `sample` takes; None if the kind has only one segmentation."""
 
     def __init__(
         self, content: bytes, normalization: Normalization | None, *, lowercase: bool, tags: Sequence[str] = ()

@@ -20,7 +20,7 @@ class Corpus:
     """Lengths drawn from a seed, for shards of the given sizes, and how to plan them."""
 
     shard_sizes: tuple[int, ...]
-    """Of each segmentation."""
+    """Shards of each segmentation."""
     segmentations: int
     max_source_tokens: int
     max_target_tokens: int
