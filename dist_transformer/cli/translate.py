@@ -43,7 +43,8 @@ from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
 from dist_transformer.evaluation.languages import wrong_side
-from dist_transformer.inference.formats import FORMATS, OutputFormat
+from dist_transformer.inference.files.formats import FORMATS, OutputFormat
+from dist_transformer.inference.files.parts import parts_of
 from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
@@ -54,7 +55,6 @@ from dist_transformer.inference.options import (
     beam_settings,
     choose_split_over,
 )
-from dist_transformer.inference.parts import parts_of
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
@@ -102,7 +102,7 @@ def main() -> None:
 
 def check_files(arguments: argparse.Namespace, world: World) -> None:
     """Check what one rank can check alone: flags, places, the model's description, and that the inputs can be read."""
-    from dist_transformer.inference.corpus import require_free
+    from dist_transformer.inference.files.corpus import require_free
 
     _require_fitting(arguments, world)
     search_settings(arguments)
@@ -152,7 +152,7 @@ def translate_stream(arguments: argparse.Namespace) -> None:
 
 def translate_files(arguments: argparse.Namespace, device: "torch.device") -> None:
     """Translate the inputs to the output. Collective: every rank must call it."""
-    from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+    from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
     from dist_transformer.inference.translator import count_notes
     from dist_transformer.runtime.distributed import gather_objects, on_all_ranks
 

@@ -15,9 +15,9 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.sole_writer import unfenced
-from dist_transformer.inference import corpus
-from dist_transformer.inference.corpus import CorpusJob, translate_corpus
-from dist_transformer.inference.parts import read_source
+from dist_transformer.inference.files import corpus
+from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
+from dist_transformer.inference.files.parts import read_source
 from dist_transformer.inference.translator import ScoredText, Translation
 
 LINES = ["one", "two", "", "four", "five", "six", "seven"]

@@ -43,8 +43,8 @@ from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence
 from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
-from dist_transformer.inference.manifest import MANIFEST_FILE, manifest_of, require_same
-from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, parts_of, read_source
+from dist_transformer.inference.files.manifest import MANIFEST_FILE, manifest_of, require_same
+from dist_transformer.inference.files.parts import Part, Source, in_chunks, is_source_of, parts_of, read_source
 from dist_transformer.inference.translator import Translation
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 

@@ -9,7 +9,7 @@ from dist_transformer.base.files import read_small, sha256_of
 from dist_transformer.base.links import refuse_shared
 from dist_transformer.base.verified import has_own_hash, with_own_hash
 from dist_transformer.config.plain import parse_json
-from dist_transformer.inference.parts import Source
+from dist_transformer.inference.files.parts import Source
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.version import __version__
 
