@@ -197,7 +197,7 @@ def average(
 @known_parameters
 def evaluate(
     *,
-    model: AnyPath,
+    model: Paths,
     src: AnyPath,
     ref: Paths,
     beam: int = 4,
@@ -213,6 +213,7 @@ def evaluate(
     """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
 
     Args:
+        model: model folder, or those of an ensemble (see `load`).
         src: source text, one sentence per line; `ref` has raw reference text, one file per reference.
         lowercase: ignore case.
         device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
@@ -226,7 +227,7 @@ def evaluate(
         UserError: a file or a setting is unfit.
     """
     return evaluate_folder(
-        Path(model),
+        [Path(path) for path in _as_list(model)],
         source=Path(src),
         references=[Path(path) for path in _as_list(ref)],
         settings=BeamSettings(beam_size=beam, length_penalty=length_penalty, max_extra_tokens=max_extra_tokens),

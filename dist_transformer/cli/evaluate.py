@@ -31,18 +31,18 @@ from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.report import hypotheses_file, write_report
+from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
     add_direction_options,
-    add_model_option,
+    add_models_option,
     add_split_option,
     as_dtype,
     beam_settings,
     choose_split_over,
     decoding_flags,
 )
-from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def main() -> None:
     arguments = parse_arguments()
     check_arguments(arguments)
-    inputs = (arguments.model, arguments.src, *(arguments.hypotheses or ()), *arguments.ref)
+    inputs = (*(arguments.model or ()), arguments.src, *(arguments.hypotheses or ()), *arguments.ref)
     beside = [hypotheses_file(arguments.json)] if arguments.json is not None and arguments.model is not None else []
     claim_file(arguments.json, "--json", inputs, beside=beside)
     world = read_world()
@@ -66,7 +66,7 @@ def main() -> None:
 
 def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
     def check_files() -> None:
-        read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+        read_joint_info(arguments.model, arguments.direction, arguments.tag)
         # Only the first rank reads the texts.
         for path in (arguments.src, *arguments.ref) if world.is_main else ():
             require_readable(path)
@@ -149,7 +149,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, shares_work=True)
-    add_model_option(parser, required=False)
+    add_models_option(parser, required=False)
     parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
     parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")
     parser.add_argument("--tgt-lang", metavar="L", help="language of --hypotheses, such as de, for the tokenisation")

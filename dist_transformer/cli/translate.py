@@ -45,17 +45,18 @@ from dist_transformer.data.text.lines import decode_lines, read_stream, require_
 from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.inference.files.formats import FORMATS, OutputFormat
 from dist_transformer.inference.files.parts import parts_of
+from dist_transformer.inference.loading import load_joint, read_joint_info
 from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
     add_direction_options,
-    add_model_option,
+    add_models_option,
     add_split_option,
     as_dtype,
     beam_settings,
     choose_split_over,
 )
-from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
 
@@ -114,7 +115,7 @@ def check_files(arguments: argparse.Namespace, world: World) -> None:
 
 
 def check_model(arguments: argparse.Namespace) -> None:
-    read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+    read_joint_info(arguments.model, arguments.direction, arguments.tag)
 
 
 def translate_stream(arguments: argparse.Namespace) -> None:
@@ -162,7 +163,7 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
     # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
     job = CorpusJob(
-        model=arguments.model,
+        models=arguments.model,
         inputs=on_all_ranks(lambda: expand(arguments.input, "--input")),
         output=arguments.output,
         chunk_lines=lines_at_once,
@@ -208,8 +209,8 @@ def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "t
     if arguments.sample:
         temperature = 1.0 if arguments.temperature is None else arguments.temperature
         sampling = SamplingSettings(seed=arguments.seed, top_k=arguments.top_k, temperature=temperature)
-    model, tokenizer, info = load_model(arguments.model, device, as_dtype(arguments.precision))
-    info = info.facing(arguments.direction, arguments.tag)
+    way = {"direction": arguments.direction, "tags": arguments.tag}
+    model, tokenizer, info = load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
     translator = Translator(
         model,
         tokenizer,
@@ -253,7 +254,9 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
         raise UserError(f"{given} is given without {missing}: give both, or neither for standard input and output")
     if arguments.output is not None:
         parts = parts_of(arguments.output)
-        claim_file(arguments.output, "--output", (arguments.model, *expand(arguments.input, "--input")), beside=[parts])
+        claim_file(
+            arguments.output, "--output", (*arguments.model, *expand(arguments.input, "--input")), beside=[parts]
+        )
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
@@ -283,7 +286,7 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, shares_work=True)
-    add_model_option(parser)
+    add_models_option(parser)
     parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_direction_options(parser)

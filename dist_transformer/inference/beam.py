@@ -24,9 +24,9 @@ from torch.nn import functional
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.candidates import best_extensions
+from dist_transformer.inference.interface import DecodingModel, DecodingState
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.products import Linear
-from dist_transformer.model.transformer import Transformer
 
 # Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
@@ -82,7 +82,7 @@ class Hypothesis:
 
 
 def beam_search(
-    model: Transformer,
+    model: DecodingModel,
     sources: Sequence[Sequence[int]],
     *,
     settings: BeamSettings,
@@ -174,7 +174,7 @@ class _Search:
 
     def __init__(
         self,
-        model: Transformer,
+        model: DecodingModel,
         sources: Sequence[Sequence[int]],
         settings: BeamSettings,
         slots: int | None,
@@ -182,7 +182,7 @@ class _Search:
         linear: Linear = functional.linear,
     ) -> None:
         self.model, self.sources, self.settings = model, sources, settings
-        self.device = model.embedding.device
+        self.device = model.device
         self.results: list[list[Hypothesis]] = [[] for _ in sources]
         self.waiting = deque(range(len(sources)))
         self.refills = slots is not None
@@ -194,7 +194,7 @@ class _Search:
         longest_source, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         if self.refills:
             longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
-        self.state = model.new_decoder_state(
+        self.state: DecodingState = model.new_decoder_state(
             slots=count,
             beam_size=settings.beam_size,
             source_room=longest_source,
@@ -238,14 +238,13 @@ class _Search:
         beams, beam = self.beams, self.settings.beam_size
         positions_N = self.state.positions_N
         # All hypotheses begin with `<s>`, so one of them shows the best extensions of the first step.
-        is_first = self.state.end == 0 and 2 * beam <= len(self.model.output_weight)
+        is_first = self.state.end == 0 and 2 * beam <= self.model.config.vocab_size
         rows = 1 if is_first else beam
         hidden_BD = self.model.decode_step(beams.last_Nk[:, :rows].flatten(), self.state)
         logp_Nc, parent_Nc, token_Nc = best_extensions(
+            self.model,
             hidden_BD,
-            self.model.output_weight,
             beams.alive_logp_Nk[:, :rows],
-            bias_V=self.model.output_bias,
             linear=self.state.linear,
             count=2 * beam,
             never=self.never_chosen,

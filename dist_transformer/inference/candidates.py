@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.products import Linear
 
@@ -20,11 +21,10 @@ _BLOCK = 64
 
 
 def best_extensions(
+    model: DecodingModel,
     hidden_BD: torch.Tensor,
-    weight_VD: torch.Tensor,
     alive_logp_Nk: torch.Tensor,
     *,
-    bias_V: torch.Tensor | None = None,
     linear: Linear,
     count: int,
     never: torch.Tensor,
@@ -35,8 +35,8 @@ def best_extensions(
     Extensions of equal probability are ordered by hypothesis, then by token.
 
     Args:
+        model: projects hidden states to logits.
         hidden_BD: hidden states of the hypotheses, sentence-major: (N · k, D).
-        weight_VD: weight of the output projection; `bias_V`, its bias, if any.
         alive_logp_Nk: log probability of the hypotheses.
         linear: computes the projection.
         never: tokens that are not chosen; the probabilities of the others stay the model's.
@@ -47,12 +47,11 @@ def best_extensions(
         extensions, the rest has a log probability of -inf.
     """
     sentences, beam = alive_logp_Nk.shape
-    vocabulary = len(weight_VD)
+    vocabulary = model.config.vocab_size
     kind, select = ("compiled", _select_compiled) if _compiles(hidden_BD) else (hidden_BD.device.type, _select)
     rows = max(1, _ELEMENTS[kind] // vocabulary)
     found = [
-        select(linear(hidden_RD, weight_VD, bias_V), min(count, vocabulary), never)
-        for hidden_RD in hidden_BD.split(rows)
+        select(model.project(hidden_RD, linear), min(count, vocabulary), never) for hidden_RD in hidden_BD.split(rows)
     ]
     value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
     value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)

@@ -27,6 +27,12 @@ def add_model_option(parser: argparse.ArgumentParser, *, required: bool = True) 
     parser.add_argument("--model", type=Path, required=required, metavar="MODEL", help="model folder")
 
 
+def add_models_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add `--model` for one model folder, or for those of an ensemble."""
+    text = "model folder; several are an ensemble: the mean of their probabilities"
+    parser.add_argument("--model", type=Path, nargs="+", required=required, metavar="MODEL", help=text)
+
+
 def add_device_option(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, several_processes: bool = False
 ) -> None:

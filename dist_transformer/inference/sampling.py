@@ -22,8 +22,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.beam import Hypothesis, kept_slots, pack_sources
 from dist_transformer.inference.candidates import largest
+from dist_transformer.inference.interface import DecodingModel, DecodingState
 from dist_transformer.model.products import Linear
-from dist_transformer.model.transformer import Transformer
 
 # Logits that are computed at a time; without top_k each of them takes 28 bytes.
 _ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
@@ -49,7 +49,7 @@ class SamplingSettings:
 
 
 def sample(
-    model: Transformer,
+    model: DecodingModel,
     sources: Sequence[Sequence[int]],
     keys: Sequence[tuple[int, ...]],
     *,
@@ -90,7 +90,7 @@ class _Sampler:
 
     def __init__(
         self,
-        model: Transformer,
+        model: DecodingModel,
         sources: Sequence[Sequence[int]],
         keys: Sequence[tuple[int, ...]],
         settings: SamplingSettings,
@@ -98,13 +98,13 @@ class _Sampler:
         never: Sequence[int],
         linear: Linear,
     ) -> None:
-        self.model, self.settings, self.device = model, settings, model.embedding.device
+        self.model, self.settings, self.device = model, settings, model.device
         most = model.config.max_positions - 1
         self.limits = np.array([min(len(source) + max_extra_tokens, most) for source in sources])
         source_room, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
-        self.state = model.new_decoder_state(
+        self.state: DecodingState = model.new_decoder_state(
             slots=len(sources),
             beam_size=1,
             source_room=source_room,
@@ -154,7 +154,7 @@ class _Sampler:
         for hidden_RD, numbers_R, ends_R in zip(
             hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True
         ):
-            logits_RV = self.state.linear(hidden_RD, self.model.output_weight, self.model.output_bias)
+            logits_RV = self.model.project(hidden_RD, self.state.linear)
             logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
             token_R = draw(logp_RV.index_fill(1, self.never_drawn, -torch.inf), numbers_R, self.settings)
             token_R = torch.where(ends_R, EOS_ID, token_R)

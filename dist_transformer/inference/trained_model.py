@@ -14,12 +14,13 @@ from dist_transformer.config.wrong_names import known_parameters
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.options import as_dtype, choose_split_over
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
-from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.device import find_device
 
 
@@ -46,9 +47,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model in memory; `dist_transformer.load` makes it."""
+    """A model, or an ensemble, in memory; `dist_transformer.load` makes it."""
 
-    model: Transformer
+    model: DecodingModel
     tokenizer: Vocabulary
     info: ModelInfo
     device: torch.device
@@ -58,28 +59,33 @@ class TrainedModel:
     @known_parameters
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         device: str | None = None,
         precision: str = "fp32",
         direction: str | None = None,
         tags: Sequence[str] | None = None,
     ) -> "TrainedModel":
-        """Load a model folder.
+        """Load a model folder, or several as an ensemble.
 
         Args:
-            path: folder that `average` wrote.
+            path: folder that `average` wrote. Those of a list become an ensemble: each step of a search, and each
+                score, uses the mean of the models' probabilities. They must have one vocabulary.
             device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
             precision: `fp32` or `bf16`.
             direction: direction such as `en-de`; required if the model has several.
             tags: tags in front of every source, instead of the direction's.
 
         Raises:
-            UserError: the model folder is damaged, the device cannot be used, or there is no such direction.
+            UserError: a model folder is damaged, the device cannot be used, there is no such direction, or the models
+                of an ensemble have different vocabularies.
         """
+        paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+        if not paths:
+            raise UserError("path has no model folder: pass at least one")
         where = find_device(device)
-        model, tokenizer, info = load_model(Path(path), where, as_dtype(precision))
-        return cls(model, tokenizer, info.facing(direction, tags), where)
+        loaded = load_joint(list(map(Path, paths)), where, as_dtype(precision), direction=direction, tags=tags)
+        return cls(*loaded, where)
 
     # A str is also a sequence of str, so overloads overlap; the first match applies.
     @overload
@@ -201,7 +207,7 @@ class TrainedModel:
         """Return the attention of every layer and head while the model reads `src` and produces `tgt`.
 
         Raises:
-            UserError: a sentence has more tokens than the model has room for.
+            UserError: a sentence has more tokens than the model has room for, or the model is an ensemble.
         """
         ours, theirs = self.tokenizer.source, self.tokenizer.target
         source = [*ours.tag_ids(self.info.direction.tags), *ours.encode(src)]

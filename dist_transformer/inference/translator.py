@@ -11,12 +11,12 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.options import BATCH_TOKENS
 from dist_transformer.inference.sampling import SamplingSettings, sample
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
 from dist_transformer.model.products import Products
-from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
 # Whether the next sentence takes the slot of one that ended. On a CPU this took 1.5 times as long as steps that get
@@ -102,7 +102,7 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer,
+        model: DecodingModel,
         tokenizer: Vocabulary,
         device: torch.device,
         settings: BeamSettings,
@@ -118,7 +118,8 @@ class Translator:
         self.prefix = tokenizer.source.tag_ids(tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - len(self.prefix)
-        self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
+        model.to(device)
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.sampling = sampling
         self.products = products or Products()
         self.refills = sampling is None and _REFILLS[device.type]

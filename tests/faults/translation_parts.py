@@ -262,7 +262,7 @@ def make_job(folder: Path, generator: random.Random) -> CorpusJob:
         file.write("\n".join(lines[:3]))
     inputs[1].write_text("\n".join(["line", *lines[3:]]) + "\n", encoding="utf-8")
     return CorpusJob(
-        model=folder / "model",
+        models=[folder / "model"],
         inputs=inputs,
         output=folder / "out" / "all",
         chunk_lines=generator.choice((1, 2, 3)),

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def served(model_folder: Path) -> ServedModel:
-    (model,) = load_models([model_folder], CPU, torch.float32, BeamSettings(nbest=3, max_extra_tokens=5))
+    (model,) = load_models([[model_folder]], CPU, torch.float32, BeamSettings(nbest=3, max_extra_tokens=5))
     return model
 
 
@@ -89,7 +89,7 @@ def test_a_served_model_splits_lines_longer_than_its_training(
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     restate(folder, longest_source=max(len(first), len(second)))
-    (served,) = load_models([folder], CPU, torch.float32, BeamSettings())
+    (served,) = load_models([[folder]], CPU, torch.float32, BeamSettings())
     both, long = (translate(served, text) for text in (f"{first} {second} {first}", "word " * 35))
     assert (both["split"]["parts"], both["beyond_training"]) == (3, False)
     assert (long["split"], long["beyond_training"]) == (None, True)

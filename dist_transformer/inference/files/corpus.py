@@ -57,7 +57,8 @@ _SECONDS_BETWEEN_REPORTS = 30.0
 class CorpusJob:
     """Inputs, output and settings of a translation."""
 
-    model: Path
+    models: Sequence[Path]
+    """Model folder, or those of an ensemble."""
     inputs: Sequence[Path]
     """Text files, plain or compressed, one after the other."""
     output: Path
@@ -151,7 +152,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
     source = read_source(_lines(job), job.chunk_lines)
     with _explained(job):
         fence = _lock(job, held)
-        manifest = manifest_of(job.model, source, {**job.settings, "--chunk-lines": job.chunk_lines})
+        manifest = manifest_of(job.models, source, {**job.settings, "--chunk-lines": job.chunk_lines})
         require_same(job.parts, manifest)
         start = _Start(folder=job.parts, source=source, translation=hashlib.sha256(manifest).hexdigest())
         if _is_complete(job, start):

@@ -66,7 +66,9 @@ def job(tmp_path: Path) -> CorpusJob:
         file.write("\n".join(LINES[:3]) + "\nfour")
     inputs[1].write_text("\n".join(LINES[4:]) + "\n")
     settings: dict[str, Any] = {"--beam": 4, "--nbest": None, "--noise": False}
-    return CorpusJob(model=model, inputs=inputs, output=tmp_path / "out" / "all.txt", chunk_lines=2, settings=settings)
+    return CorpusJob(
+        models=[model], inputs=inputs, output=tmp_path / "out" / "all.txt", chunk_lines=2, settings=settings
+    )
 
 
 def test_files_are_read_one_after_the_other(job: CorpusJob, capsys: pytest.CaptureFixture[str]) -> None:
