@@ -14,6 +14,9 @@ command runs in one process, with --processes N, or under a launcher (deepspeed,
 the same. Finished parts are kept in OUT.parts. After an interruption, the same command resumes; other settings are
 refused. OUT appears when it is complete.
 
+With --prefix FILE the translation of line i begins with line i of FILE, as the vocabulary normalizes it; an empty line
+is no prefix. A prefix may end inside a word. A line with a prefix is translated as a whole.
+
 With --nbest K every line gives its K best translations, best first. The score is log p / ((5 + length) / 6)^penalty;
 input lines are numbered from 0. For a split line, the k-th translation joins the k-th of each part, and its score is
 their mean. Formats:
@@ -110,7 +113,7 @@ def check_files(arguments: argparse.Namespace, world: World) -> None:
     chunk_lines(arguments, "cpu")
     require_free(arguments.output)
     check_model(arguments)
-    for path in expand(arguments.input, "--input"):
+    for path in (*expand(arguments.input, "--input"), *([arguments.prefix] if arguments.prefix else [])):
         require_readable(path)
 
 
@@ -126,6 +129,7 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     # Early, because the imports below take seconds.
     check_model(arguments)
 
+    from dist_transformer.inference.files.corpus import with_prefixes
     from dist_transformer.inference.translator import count_notes
     from dist_transformer.runtime.device import find_device
 
@@ -136,10 +140,13 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device.type)
     notes = Counter[str]()
-    while chunk := list(itertools.islice(lines, lines_at_once)):
+    # An empty prefix is none.
+    pairs = ((line, "") for line in lines) if arguments.prefix is None else with_prefixes(lines, arguments.prefix)
+    while chunk := list(itertools.islice(pairs, lines_at_once)):
+        sources, prefixes = map(list, zip(*chunk, strict=True))
         if first == 0:
-            warn_of_wrong_side(chunk, translator, info)
-        translations = translator.translate(chunk, first=first)
+            warn_of_wrong_side(sources, translator, info)
+        translations = translator.translate(sources, first=first, prefixes=prefixes)
         texts = [output.text_of(number, translation) for number, translation in enumerate(translations, first)]
         sys.stdout.buffer.write("".join(texts).encode("utf-8"))
         sys.stdout.buffer.flush()
@@ -160,6 +167,8 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
     output, lines_at_once = output_format(arguments), chunk_lines(arguments, device.type)
     translator, info = on_all_ranks(lambda: load_translator(arguments, device))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
+    # Its text is a part of the inputs.
+    how["prefix"] = arguments.prefix is not None
     # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
     job = CorpusJob(
@@ -168,14 +177,15 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
         output=arguments.output,
         chunk_lines=lines_at_once,
         settings={f"--{name.replace('_', '-')}": value for name, value in how.items()},
+        prefix=arguments.prefix,
         one_line_each=output.one_line_each,
     )
     notes = Counter[str]()
 
-    def translate(lines: list[str], first: int) -> "list[Translation]":
+    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> "list[Translation]":
         if first == 0:
             warn_of_wrong_side(lines, translator, info, job.inputs[0])
-        translations = translator.translate(lines, first=first)
+        translations = translator.translate(lines, first=first, prefixes=prefixes)
         notes.update(count_notes(translations))
         return translations
 
@@ -254,9 +264,8 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
         raise UserError(f"{given} is given without {missing}: give both, or neither for standard input and output")
     if arguments.output is not None:
         parts = parts_of(arguments.output)
-        claim_file(
-            arguments.output, "--output", (*arguments.model, *expand(arguments.input, "--input")), beside=[parts]
-        )
+        inputs = (*arguments.model, arguments.prefix, *expand(arguments.input, "--input"))
+        claim_file(arguments.output, "--output", inputs, beside=[parts])
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
@@ -292,6 +301,7 @@ def parse_arguments() -> argparse.Namespace:
     add_direction_options(parser)
     add_decoding_options(parser)
     add_split_option(parser, default="the longest source in the training")
+    parser.add_argument("--prefix", type=Path, metavar="F", help="beginnings of the translations, line by line")
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
     parser.add_argument("--format", choices=FORMATS, help="format of --nbest (default moses)")
     parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")

@@ -25,6 +25,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.candidates import best_extensions
 from dist_transformer.inference.interface import DecodingModel, DecodingState
+from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.products import Linear
 
@@ -88,6 +89,7 @@ def beam_search(
     settings: BeamSettings,
     slots: int | None = None,
     never: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
     linear: Linear = functional.linear,
 ) -> list[list[Hypothesis]]:
     """Search for the `nbest` best hypotheses of each source, best first.
@@ -105,6 +107,7 @@ def beam_search(
             All steps then have the same shapes, and on CUDA they are a graph. None: all sentences begin together, and
             steps get smaller as sentences end.
         never: tokens that are never chosen.
+        prefixes: texts that the outputs begin with. One with more tokens than the source replaces its length.
         linear: computes the matrix products of each step.
 
     Returns:
@@ -116,7 +119,7 @@ def beam_search(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Search(model, sources, settings, slots, never, linear).run()
+            return _Search(model, sources, settings, slots, never, prefixes, linear).run()
     finally:
         model.train(was_training)
 
@@ -179,6 +182,7 @@ class _Search:
         settings: BeamSettings,
         slots: int | None,
         never: Sequence[int] = (),
+        prefixes: Prefixes | None = None,
         linear: Linear = functional.linear,
     ) -> None:
         self.model, self.sources, self.settings = model, sources, settings
@@ -190,7 +194,7 @@ class _Search:
         self.sentence_of_slot = np.full(count, _IDLE)
 
         positions = model.config.max_positions
-        self.limits = np.array([min(len(source) + settings.max_extra_tokens, positions - 1) for source in sources])
+        self.limits = longest_outputs(sources, settings.max_extra_tokens, positions, prefixes)
         longest_source, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         if self.refills:
             longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
@@ -202,6 +206,9 @@ class _Search:
             fixed_shapes=self.refills,
             linear=linear,
         )
+        self.tracker: PrefixTracker | None = None
+        if prefixes is not None:
+            self.tracker = PrefixTracker(prefixes, slots=count, beam_size=settings.beam_size, device=self.device)
         self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
         self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
         # lp(n) at place n.
@@ -231,6 +238,8 @@ class _Search:
         self.sentence_of_slot[slots] = sentences
         slots_n = torch.from_numpy(slots).to(self.device)
         self.model.begin_sentences(self.state, slots_n, pack_sources([self.sources[i] for i in sentences], self.device))
+        if self.tracker is not None:
+            self.tracker.begin(slots_n, sentences)
         self.beams.begin(slots_n, torch.from_numpy(self.limits[sentences]).to(self.device))
 
     def _step(self) -> None:
@@ -249,6 +258,7 @@ class _Search:
             count=2 * beam,
             never=self.never_chosen,
             ends_only_N=positions_N >= beams.limit_N,
+            allowed_BV=None if self.tracker is None else self.tracker.allowed(positions_N, rows=rows),
         )
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc)
@@ -261,6 +271,8 @@ class _Search:
         place_Nk1 = positions_N[:, None, None].expand(-1, beam, 1)
         alive_NkT = beams.alive_NkC[:, :, : self.state.end]
         alive_NkT.copy_(_rows(alive_NkT, parent_Nk)).scatter_(2, place_Nk1, beams.last_Nk.unsqueeze(2))
+        if self.tracker is not None:
+            self.tracker.advance(positions_N, parent_Nk, beams.last_Nk)
         self.state.end_step(parent_Nk)
         self._give_up()
 
@@ -307,6 +319,8 @@ class _Search:
         rows = torch.from_numpy(order).to(self.device)
         self.state.keep(rows, torch.from_numpy(moved).to(self.device))
         self.beams.keep(rows)
+        if self.tracker is not None:
+            self.tracker.keep(rows)
 
 
 def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
@@ -340,6 +354,16 @@ def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     moved = np.flatnonzero(~kept_N[:count])
     order[moved] = count + np.flatnonzero(kept_N[count:])
     return order, moved
+
+
+def longest_outputs(
+    sources: Sequence[Sequence[int]], max_extra_tokens: int, positions: int, prefixes: Prefixes | None
+) -> np.ndarray:
+    """Return the most tokens of each output, without `</s>`."""
+    lengths = np.array([len(source) for source in sources])
+    if prefixes is not None:
+        lengths = np.maximum(lengths, prefixes.least_lengths())
+    return np.minimum(lengths + max_extra_tokens, positions - 1)
 
 
 def pack_sources(sources: Sequence[Sequence[int]], device: torch.device) -> PackedTokens:

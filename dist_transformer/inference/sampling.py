@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from dist_transformer.inference.beam import Hypothesis, kept_slots, pack_sources
+from dist_transformer.inference.beam import Hypothesis, kept_slots, longest_outputs, pack_sources
 from dist_transformer.inference.candidates import largest
 from dist_transformer.inference.interface import DecodingModel, DecodingState
+from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
 from dist_transformer.model.products import Linear
 
 # Logits that are computed at a time; without top_k each of them takes 28 bytes.
@@ -57,6 +58,7 @@ def sample(
     max_extra_tokens: int,
     length_penalty: float,
     never: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
     linear: Linear = functional.linear,
 ) -> list[Hypothesis]:
     """Draw one output for each source, in order.
@@ -69,6 +71,8 @@ def sample(
         keys: key of each sentence, which seeds its random numbers.
         length_penalty: exponent of the penalty in the score, as in beam search; it does not affect the samples.
         never: tokens that are never drawn.
+        prefixes: texts that the outputs begin with, as in beam search. Until its text is covered, an output is drawn
+            from the tokens that are allowed, in proportion to their probabilities.
         linear: computes the matrix products of each step.
 
     Returns:
@@ -80,7 +84,9 @@ def sample(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Sampler(model, sources, keys, settings, max_extra_tokens, never, linear).run(length_penalty)
+            return _Sampler(model, sources, keys, settings, max_extra_tokens, never, prefixes, linear).run(
+                length_penalty
+            )
     finally:
         model.train(was_training)
 
@@ -96,11 +102,11 @@ class _Sampler:
         settings: SamplingSettings,
         max_extra_tokens: int,
         never: Sequence[int],
+        prefixes: Prefixes | None,
         linear: Linear,
     ) -> None:
         self.model, self.settings, self.device = model, settings, model.device
-        most = model.config.max_positions - 1
-        self.limits = np.array([min(len(source) + max_extra_tokens, most) for source in sources])
+        self.limits = longest_outputs(sources, max_extra_tokens, model.config.max_positions, prefixes)
         source_room, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
@@ -114,6 +120,10 @@ class _Sampler:
         )
         slots_N = torch.arange(len(sources), device=self.device)
         model.begin_sentences(self.state, slots_N, pack_sources(sources, self.device))
+        self.tracker: PrefixTracker | None = None
+        if prefixes is not None:
+            self.tracker = PrefixTracker(prefixes, slots=len(sources), beam_size=1, device=self.device)
+            self.tracker.begin(slots_N, range(len(sources)))
         self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
 
     def run(self, length_penalty: float) -> list[Hypothesis]:
@@ -125,8 +135,13 @@ class _Sampler:
         while len(sentences_N):
             hidden_ND = self.model.decode_step(last_N, self.state)
             ends_only_N = torch.from_numpy(self.limits[sentences_N] <= step).to(self.device)
-            last_N, logp_N = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N)
-            self.state.end_step(torch.zeros_like(last_N).unsqueeze(1))
+            positions_N = self.state.positions_N
+            allowed_NV = None if self.tracker is None else self.tracker.allowed(positions_N, rows=1)
+            last_N, logp_N = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N, allowed_NV)
+            parents_N1 = torch.zeros_like(last_N).unsqueeze(1)
+            if self.tracker is not None:
+                self.tracker.advance(positions_N, parents_N1, last_N.unsqueeze(1))
+            self.state.end_step(parents_N1)
             drawn_N = last_N.cpu().numpy()
             total_N[sentences_N] += logp_N.double().cpu().numpy()
             kept_N = drawn_N != EOS_ID
@@ -137,6 +152,8 @@ class _Sampler:
                 sentences_N = sentences_N[order]
                 order_N = torch.from_numpy(order).to(self.device)
                 self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
+                if self.tracker is not None:
+                    self.tracker.keep(order_N)
                 self.numbers_NT, last_N = self.numbers_NT[order_N], last_N[order_N]
             step += 1
         penalties = [((5 + len(one) + 1) / 6) ** length_penalty for one in tokens]
@@ -146,17 +163,24 @@ class _Sampler:
         ]
 
     def _draw(
-        self, hidden_ND: torch.Tensor, numbers_N: torch.Tensor, ends_only_N: torch.Tensor
+        self,
+        hidden_ND: torch.Tensor,
+        numbers_N: torch.Tensor,
+        ends_only_N: torch.Tensor,
+        allowed_NV: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens; return them and their log probabilities under the model, each of shape (N,)."""
         rows = max(1, _ELEMENTS[self.device.type] // self.model.config.vocab_size)
         tokens, values = [], []
-        for hidden_RD, numbers_R, ends_R in zip(
-            hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True
-        ):
-            logits_RV = self.model.project(hidden_RD, self.state.linear)
+        for start in range(0, len(hidden_ND), rows):
+            part = slice(start, start + rows)
+            logits_RV = self.model.project(hidden_ND[part], self.state.linear)
             logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-            token_R = draw(logp_RV.index_fill(1, self.never_drawn, -torch.inf), numbers_R, self.settings)
+            open_RV = logp_RV.index_fill(1, self.never_drawn, -torch.inf)
+            if allowed_NV is not None:
+                open_RV.masked_fill_(~allowed_NV[part], -torch.inf)
+            token_R = draw(open_RV, numbers_N[part], self.settings)
+            ends_R = ends_only_N[part]
             token_R = torch.where(ends_R, EOS_ID, token_R)
             tokens.append(token_R)
             values.append(logp_RV.gather(1, token_R.unsqueeze(1)).squeeze(1))

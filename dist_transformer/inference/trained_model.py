@@ -99,6 +99,7 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
+        prefixes: str | Sequence[str] | None = ...,
     ) -> str: ...
 
     @overload
@@ -112,6 +113,7 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
+        prefixes: str | Sequence[str] | None = ...,
     ) -> list[str]: ...
 
     @overload
@@ -125,6 +127,7 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
+        prefixes: str | Sequence[str] | None = ...,
     ) -> list[list[ScoredText]]: ...
 
     @known_parameters
@@ -138,6 +141,7 @@ class TrainedModel:
         max_extra_tokens: int = 50,
         batch_tokens: int | None = None,
         split_over: int | Literal["no"] | None = None,
+        prefixes: str | Sequence[str] | None = None,
     ) -> str | list[str] | list[list[ScoredText]]:
         """Translate lines by beam search, as the command `translate` does.
 
@@ -152,9 +156,12 @@ class TrainedModel:
             split_over: lines of several sentences with more tokens are split at the ends of the sentences, and a
                 warning counts them. None: those with more than any source in the training; `no`: only lines that are
                 too long for the model.
+            prefixes: text that each translation begins with, as the target vocabulary normalizes it: a str for one
+                line, or a list, with an empty one for no prefix. It may end inside a word. A line with a prefix is
+                translated as a whole.
 
         Raises:
-            UserError: a setting out of range, or weights that are not finite.
+            UserError: a setting out of range, or weights that are not finite, or a prefix that does not fit its line.
         """
         settings = BeamSettings(
             beam_size=beam,
@@ -174,7 +181,7 @@ class TrainedModel:
             longest_trained=self.info.longest_source,
             products=self._products,
         )
-        translations = translator.translate([lines] if isinstance(lines, str) else lines)
+        translations = translator.translate(_as_list(lines), prefixes=None if prefixes is None else _as_list(prefixes))
         for note in noted(count_notes(translations)):
             warnings.warn(note, stacklevel=2)
         if nbest is not None:
@@ -225,6 +232,10 @@ class TrainedModel:
             decoder=maps.decoder_LHTT,
             cross=maps.cross_LHTS,
         )
+
+
+def _as_list(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _refuse_text(**arguments: object) -> None:

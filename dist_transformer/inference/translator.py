@@ -13,6 +13,7 @@ from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.options import BATCH_TOKENS
+from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling import SamplingSettings, sample
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
@@ -77,6 +78,17 @@ def noted(notes: Counter[str]) -> list[str]:
     return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in sorted(notes.items())]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Tokens to decode of some lines."""
+
+    ids: list[list[int]]
+    places: list[range]
+    """Sources of each line: none, the line, or its parts."""
+    prefixes: list[Prefix | None]
+    """Beginning of the output of each source."""
+
+
 _EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
 
 
@@ -115,12 +127,13 @@ class Translator:
         max_source_tokens: int | None = None,
         products: Products | None = None,
     ) -> None:
-        self.prefix = tokenizer.source.tag_ids(tags)
+        self.tag_ids = tokenizer.source.tag_ids(tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
-        positions = model.config.max_positions - 1 - len(self.prefix)
+        positions = model.config.max_positions - 1 - len(self.tag_ids)
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.sampling = sampling
+        self._piece_texts: PieceTexts | None = None
         self.products = products or Products()
         self.refills = sampling is None and _REFILLS[device.type]
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
@@ -137,14 +150,22 @@ class Translator:
                 f"give {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} positions"
             )
 
-    def translate(self, lines: Sequence[str], *, first: int = 0) -> list[Translation]:
+    def translate(
+        self, lines: Sequence[str], *, first: int = 0, prefixes: Sequence[str] | None = None
+    ) -> list[Translation]:
         """Translate each line, in order.
 
         Args:
             first: number of the first line, from 0, if the lines are a part of a longer text.
+            prefixes: text that the translation of each line begins with, as the target vocabulary normalizes it; blank
+                for no prefix. A line with a prefix is translated as a whole.
+
+        Raises:
+            UserError: there are more or fewer prefixes than lines; or a prefix has characters that the vocabulary
+                lacks, or is too long for the model, or belongs to a line that is blank or too long.
         """
-        sources, places = self._sources(lines)
-        return self._assemble(sources, places, self._decode(self._batches(sources), sources, places, first))
+        sources = self._sources(lines, first, prefixes)
+        return self._assemble(sources, self._decode(self._batches(sources.ids), sources, first))
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
@@ -154,38 +175,75 @@ class Translator:
         Raises:
             UserError: decoding failed on some rank; the error is the same on every rank.
         """
-        sources, places = self._sources(lines)
-        share = self._batches(sources)[rank() :: world_size()]
-        decoded = on_all_ranks(lambda: self._decode(share, sources, places, 0))
+        sources = self._sources(lines, 0, None)
+        share = self._batches(sources.ids)[rank() :: world_size()]
+        decoded = on_all_ranks(lambda: self._decode(share, sources, 0))
         everything: dict[int, tuple[ScoredText, ...]] = {}
         for part in gather_objects(decoded, kinds=(ScoredText,)):
             everything.update(part)
-        return self._assemble(sources, places, everything)
+        return self._assemble(sources, everything)
 
     def source_ids(self, line: str) -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
-        return [*self.prefix, *self.tokenizer.source.encode(line)]
+        return [*self.tag_ids, *self.tokenizer.source.encode(line)]
 
-    def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
-        """Return the tokens of all sources to decode, and the range of them per line: none, the line, or its parts."""
-        sources: list[list[int]] = []
-        places = []
+    def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
+        """Return everything to decode."""
+        beginnings = self._prefixes(lines, first, prefixes)
+        sources = _Sources([], [], [])
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         lines = [self.tokenizer.source.clean(line) for line in lines]
-        for line, ids in zip(lines, self.tokenizer.source.encode_batch(lines), strict=True):
-            first = len(sources)
+        encoded_lines = self.tokenizer.source.encode_batch(lines)
+        for number, (line, ids, beginning) in enumerate(zip(lines, encoded_lines, beginnings, strict=True), first + 1):
+            start = len(sources.ids)
             if not self.tokenizer.source.is_blank(line):
-                parts = self._parts(line, len(ids))
+                if beginning is not None and len(ids) > self.max_source_tokens:
+                    raise UserError(
+                        f"line {number:,} has a prefix and {len(ids):,} tokens, and lines of more than "
+                        f"{self.max_source_tokens:,} are translated in parts: split the line, or leave its prefix empty"
+                    )
+                parts = [line] if beginning is not None else self._parts(line, len(ids))
                 encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
-                sources += [[*self.prefix, *part] for part in encoded]
-            places.append(range(first, len(sources)))
-        return sources, places
+                sources.ids.extend([*self.tag_ids, *part] for part in encoded)
+                sources.prefixes.extend([beginning] * len(encoded))
+            elif beginning is not None:
+                raise UserError(f"line {number:,} is blank and has a prefix: leave its prefix empty, or fill the line")
+            sources.places.append(range(start, len(sources.ids)))
+        return sources
+
+    def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
+        """Encode the prefix of each line."""
+        if prefixes is None:
+            return [None] * len(lines)
+        if len(prefixes) != len(lines):
+            raise UserError(
+                f"there are {len(prefixes):,} prefixes and {len(lines):,} lines: pass one prefix for each line, empty "
+                "for none"
+            )
+        encoded: list[Prefix | None] = []
+        longest = self.model.config.max_positions - 1
+        for number, text in enumerate(prefixes, first + 1):
+            if self.tokenizer.target.is_blank(text):
+                encoded.append(None)
+                continue
+            self._piece_texts = self._piece_texts or PieceTexts(self.tokenizer.target)
+            try:
+                prefix = self._piece_texts.encode(text)
+            except UserError as error:
+                raise UserError(f"line {number:,} {error}") from None
+            if prefix.most_tokens > longest:
+                raise UserError(
+                    f"line {number:,} has a prefix that may take {prefix.most_tokens:,} tokens, and the model has room "
+                    f"for {longest:,}: shorten it"
+                )
+            encoded.append(prefix)
+        return encoded
 
     def _parts(self, line: str, tokens: int) -> list[str]:
         """Return what is translated one by one: the line, its sentences if it is long, or smaller parts."""
         if tokens > self.max_source_tokens:
             return split_text(line, self.tokenizer.source, self.max_source_tokens)
-        if self.split_over is None or len(self.prefix) + tokens <= self.split_over:
+        if self.split_over is None or len(self.tag_ids) + tokens <= self.split_over:
             return [line]
         sentences = split_sentences(line)
         return sentences if len(sentences) > 1 else [line]
@@ -199,15 +257,13 @@ class Translator:
             refills=self.refills,
         )
 
-    def _decode(
-        self, batches: list[Batch], sources: Sequence[list[int]], places: Sequence[range], first: int
-    ) -> dict[int, tuple[ScoredText, ...]]:
+    def _decode(self, batches: list[Batch], sources: _Sources, first: int) -> dict[int, tuple[ScoredText, ...]]:
         # The line and part of each source, which seed its random numbers.
-        keys = [(line, part) for line, parts in enumerate(places, first) for part in range(len(parts))]
+        keys = [(line, part) for line, parts in enumerate(sources.places, first) for part in range(len(parts))]
         decoded = {}
         for batch in batches:
             try:
-                found = self._search(batch, [sources[i] for i in batch.places], [keys[i] for i in batch.places])
+                found = self._search(batch, sources, [keys[i] for i in batch.places])
             except torch.OutOfMemoryError:
                 raise UserError(
                     f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"
@@ -223,43 +279,45 @@ class Translator:
                 )
         return decoded
 
-    def _search(
-        self, batch: Batch, sources: Sequence[list[int]], keys: Sequence[tuple[int, int]]
-    ) -> list[list[Hypothesis]]:
+    def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
+        ids, rows = [sources.ids[i] for i in batch.places], [sources.prefixes[i] for i in batch.places]
+        prefixes = None
+        if self._piece_texts is not None and any(rows):
+            prefixes = Prefixes(self._piece_texts, rows)
         target = self.tokenizer.target
         never = target.tag_ids(target.tags)
         if self.sampling is None:
             return beam_search(
                 self.model,
-                sources,
+                ids,
                 settings=self.settings,
                 slots=batch.slots,
                 never=never,
+                prefixes=prefixes,
                 linear=self.products,
             )
         drawn = sample(
             self.model,
-            sources,
+            ids,
             keys,
             settings=self.sampling,
             max_extra_tokens=self.settings.max_extra_tokens,
             length_penalty=self.settings.length_penalty,
             never=never,
+            prefixes=prefixes,
             linear=self.products,
         )
         return [[hypothesis] for hypothesis in drawn]
 
-    def _assemble(
-        self, sources: Sequence[Sequence[int]], places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]]
-    ) -> list[Translation]:
+    def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         limit = min(self.max_source_tokens, self.split_over or self.max_source_tokens)
         return [
             Translation(
                 hypotheses=_joined([decoded[i] for i in parts]) if parts else _EMPTY,
                 split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
-                beyond_training=any(len(sources[i]) > (self.longest_trained or len(sources[i])) for i in parts),
+                beyond_training=any(len(sources.ids[i]) > (self.longest_trained or len(sources.ids[i])) for i in parts),
             )
-            for parts in places
+            for parts in sources.places
         ]
 
 

@@ -34,11 +34,12 @@ class Shouter:
         self.firsts: list[int] = []
         self.stop_at, self.failure = stop_at, failure or StoppedError()
 
-    def __call__(self, lines: list[str], first: int) -> Sequence[Translation]:
+    def __call__(self, lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == self.stop_at:
             raise self.failure
         self.firsts.append(first)
-        return [Translation(hypotheses=(ScoredText(text=line.upper(), score=0.0, tokens=()),)) for line in lines]
+        texts = [f"{prefix}{line.upper()}" for prefix, line in zip(prefixes or [""] * len(lines), lines, strict=True)]
+        return [Translation(hypotheses=(ScoredText(text=text, score=0.0, tokens=()),)) for text in texts]
 
 
 def as_text(number: int, translation: Translation) -> str:
