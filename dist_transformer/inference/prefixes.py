@@ -137,18 +137,21 @@ class PrefixTracker:
     def begin(self, slots_n: torch.Tensor, sentences: Sequence[int]) -> None:
         """Put new sentences into these slots, before any slot is dropped."""
         rows = [self._prefixes.rows[sentence] for sentence in sentences]
-        allowed_nRV = torch.ones(len(rows), *self._allowed_NRV.shape[1:], dtype=torch.bool)
-        forced_nT = torch.full((len(rows), self._forced_NT.shape[1]), _NOT_FORCED)
-        covered_n = torch.full((len(rows),), self._room)
+        allowed_nRV = np.ones((len(rows), *self._allowed_NRV.shape[1:]), dtype=bool)
+        forced_nT = np.full((len(rows), self._forced_NT.shape[1]), _NOT_FORCED)
+        covered_n = np.full(len(rows), self._room)
         for i, row in enumerate(rows):
             if row is not None:
                 covered_n[i] -= len(row.rest)
-                allowed_nRV[i, covered_n[i] : self._room] = torch.from_numpy(self._prefixes.texts.allowed(row.rest))
-                forced_nT[i, : len(row.forced)] = torch.tensor(row.forced, dtype=torch.int64)
-        self._allowed_NRV.index_copy_(0, slots_n, allowed_nRV.to(self._device))
-        self._forced_NT.index_copy_(0, slots_n, forced_nT.to(self._device))
-        beam = self._covered_Nk.shape[1]
-        self._covered_Nk.index_copy_(0, slots_n, covered_n.to(self._device).unsqueeze(1).expand(-1, beam))
+                allowed_nRV[i, covered_n[i] : self._room] = self._prefixes.texts.allowed(row.rest)
+                forced_nT[i, : len(row.forced)] = row.forced
+        covered_nk = covered_n[:, None].repeat(self._covered_Nk.shape[1], axis=1)
+        for held, new in (
+            (self._allowed_NRV, allowed_nRV),
+            (self._forced_NT, forced_nT),
+            (self._covered_Nk, covered_nk),
+        ):
+            held.index_copy_(0, slots_n, torch.from_numpy(new).to(self._device))
 
     def allowed(self, positions_N: torch.Tensor, *, rows: int) -> torch.Tensor | None:
         """Return which entries the first `rows` hypotheses of each slot may take, shape (N · rows, V); None: all."""

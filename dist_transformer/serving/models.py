@@ -90,8 +90,11 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return ["/".join(part[-count:]) for part in parts]
 
 
-def translate(model: ServedModel, text: str) -> dict[str, Any]:
+def translate(model: ServedModel, text: str, prefix: str = "") -> dict[str, Any]:
     """Translate a text of one line.
+
+    Args:
+        prefix: text that the translations begin with; blank for none.
 
     Returns:
         `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is `</s>`;
@@ -99,13 +102,13 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
         sentence is longer than any in the training; `has_maps`, which an ensemble never has.
 
     Raises:
-        UserError: the vocabulary leaves nothing of the text, or the model's numbers are not finite, or the device has
-            not enough memory.
+        UserError: the vocabulary leaves nothing of the text, or the prefix does not fit, or the model's numbers are not
+            finite, or the device has not enough memory.
     """
     tokenizer = model.translator.tokenizer
     if tokenizer.source.is_blank(text):
         raise UserError(NO_TEXT)
-    (translation,) = model.translator.translate([text])
+    (translation,) = model.translator.translate([text], prefixes=[prefix])
     split = translation.split
     source = model.translator.source_ids(text)
     longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))

@@ -270,7 +270,7 @@ def make_job(folder: Path, generator: random.Random) -> CorpusJob:
     )
 
 
-def shout(lines: list[str], first: int) -> Sequence[Translation]:
+def shout(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
     return [Translation(hypotheses=(ScoredText(text=line.upper(), score=0.0, tokens=()),)) for line in lines]
 
 
@@ -281,11 +281,11 @@ def as_text(number: int, translation: Translation) -> str:
 def harming(place: Place, harms: Sequence[Harm], *, at: int) -> Callable[[list[str], int], Sequence[Translation]]:
     """Translate, and do harm when line `at` is translated."""
 
-    def translate(lines: list[str], first: int) -> Sequence[Translation]:
+    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == at:
             for harm in harms:
                 harm(place)
-        return shout(lines, first)
+        return shout(lines, first, prefixes)
 
     return translate
 
@@ -297,8 +297,8 @@ def kill(job: CorpusJob, function: str, generator: random.Random) -> None:
     def stop(*_: Any) -> Any:
         raise KilledError
 
-    def translate(lines: list[str], first: int) -> Sequence[Translation]:
-        return stop() if function == _TRANSLATE and first == last else shout(lines, first)
+    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+        return stop() if function == _TRANSLATE and first == last else shout(lines, first, prefixes)
 
     with ExitStack() as patched, suppress(KilledError):
         if function != _TRANSLATE:

@@ -75,6 +75,10 @@ def test_cross_attention_is_that_of_a_validation(served: ServedModel, toy_lines:
     np.testing.assert_allclose(weights_HTS, maps_LHTS[0], atol=0.00051)
 
 
+def test_translations_begin_with_the_prefix(served: ServedModel) -> None:
+    assert all(each["text"].startswith("der Hu") for each in translate(served, "a dog", "der Hu")["hypotheses"])
+
+
 def test_an_ensemble_has_no_maps(model_folder: Path, other_folder: Path, toy_lines: Lines) -> None:
     settings = BeamSettings(nbest=2, max_extra_tokens=5)
     alone, joint = load_models([[model_folder], [model_folder, other_folder]], CPU, torch.float32, settings)
