@@ -30,6 +30,10 @@ Two ways to make text for back-translation: --sample draws each token from the m
 translation (1 in 10), replaces others by <BLANK> (1 in 10), and moves words by up to 3 positions. Random choices depend
 on --seed and the line's number only.
 
+--top-k, --top-p and --epsilon leave out improbable tokens of a sample. --sample --nbest N writes N samples of each
+line, in the order in which they were drawn; with --distinct, samples whose text was drawn before are replaced by
+further ones, and a line has fewer than N if 10 N samples have fewer texts.
+
 At a terminal, each line is translated as you type it; Ctrl-D ends.
 """
 
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     import torch
 
     from dist_transformer.inference.beam import BeamSettings
+    from dist_transformer.inference.sampling.sampling import SamplingSettings
     from dist_transformer.inference.translator import Translation, Translator
 
 # Lines that are in memory at a time; batches are formed from them.
@@ -110,6 +115,7 @@ def check_files(arguments: argparse.Namespace, world: World) -> None:
 
     _require_fitting(arguments, world)
     search_settings(arguments)
+    sampling_settings(arguments)
     chunk_lines(arguments, "cpu")
     require_free(arguments.output)
     check_model(arguments)
@@ -211,14 +217,9 @@ def say_notes(notes: Counter[str]) -> None:
 
 
 def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "tuple[Translator, ModelInfo]":
-    from dist_transformer.inference.sampling import SamplingSettings
     from dist_transformer.inference.translator import Translator
 
-    settings = search_settings(arguments)
-    sampling = None
-    if arguments.sample:
-        temperature = 1.0 if arguments.temperature is None else arguments.temperature
-        sampling = SamplingSettings(seed=arguments.seed, top_k=arguments.top_k, temperature=temperature)
+    settings, sampling = search_settings(arguments), sampling_settings(arguments)
     way = {"direction": arguments.direction, "tags": arguments.tag}
     model, tokenizer, info = load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
     translator = Translator(
@@ -236,7 +237,23 @@ def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "t
 
 
 def search_settings(arguments: argparse.Namespace) -> "BeamSettings":
-    return beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
+    return beam_settings(arguments, nbest=1 if arguments.nbest is None or arguments.sample else arguments.nbest)
+
+
+def sampling_settings(arguments: argparse.Namespace) -> "SamplingSettings | None":
+    from dist_transformer.inference.sampling.sampling import SamplingSettings
+
+    if not arguments.sample:
+        return None
+    return SamplingSettings(
+        seed=arguments.seed,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        epsilon=arguments.epsilon,
+        temperature=1.0 if arguments.temperature is None else arguments.temperature,
+        samples=1 if arguments.nbest is None else arguments.nbest,
+        distinct=arguments.distinct,
+    )
 
 
 def output_format(arguments: argparse.Namespace) -> OutputFormat:
@@ -270,12 +287,14 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
         raise UserError("--format needs --nbest: give --nbest K, or leave --format out")
-    for flag, value in (("--top-k", arguments.top_k), ("--temperature", arguments.temperature)):
-        if value is not None and not arguments.sample:
+    for flag in ("--top-k", "--top-p", "--epsilon", "--temperature", "--distinct"):
+        value = vars(arguments)[flag.removeprefix("--").replace("-", "_")]
+        if value not in (None, False) and not arguments.sample:
             raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
-    if arguments.sample and (arguments.noise or arguments.nbest is not None):
-        other = "--noise" if arguments.noise else "--nbest"
-        raise UserError(f"--sample draws one translation and {other} needs a search: leave one of them out")
+    if arguments.sample and arguments.noise:
+        raise UserError("--sample draws translations and --noise needs a search: leave one of them out")
+    if arguments.distinct and arguments.nbest is None:
+        raise UserError("--distinct compares several samples of a line: set their number with --nbest, or leave it out")
 
 
 def typed_lines(prompt: str) -> Iterator[bytes]:
@@ -306,6 +325,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--format", choices=FORMATS, help="format of --nbest (default moses)")
     parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens (default: all)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample from the most probable tokens of sum P")
+    parser.add_argument("--epsilon", type=float, metavar="E", help="sample from tokens of probability E or more")
+    parser.add_argument("--distinct", action="store_true", help="write no text twice among --nbest samples of a line")
     parser.add_argument("--temperature", type=float, metavar="T", help="sample from p^(1/T) (default 1)")
     parser.add_argument("--noise", action="store_true", help="drop, blank and move words of the best translation")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of --sample and --noise (default 1)")

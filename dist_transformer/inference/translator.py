@@ -14,7 +14,7 @@ from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_searc
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.options import BATCH_TOKENS
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
-from dist_transformer.inference.sampling import SamplingSettings, sample
+from dist_transformer.inference.sampling.sampling import SamplingSettings, sample_several
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
 from dist_transformer.model.products import Products
@@ -49,8 +49,8 @@ class Translation:
     """Translation of one line; a blank line has one empty hypothesis."""
 
     hypotheses: tuple[ScoredText, ...]
-    """At least one hypothesis, best first. For a split line, the k-th joins the k-th of each part; its score is their
-    mean."""
+    """At least one hypothesis: the best first, or samples in the order in which they were drawn. For a split line, the
+    k-th joins the k-th of each part; its score is their mean."""
     split: Split | None = None
     beyond_training: bool = False
     """Whether the line, or a part of it, is longer than anything that the model was trained on."""
@@ -100,7 +100,7 @@ class Translator:
 
     Args:
         settings: settings of the search; sampling uses its maximum length and its length penalty.
-        sampling: draw each translation from the model, instead of a search.
+        sampling: draw translations from the model, instead of a search, in the order of their numbers.
         tags: tags of the vocabulary, in front of every source and of every part of a split line.
         max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
             default for the device.
@@ -252,7 +252,7 @@ class Translator:
         return make_batches(
             range(len(sources)),
             [len(source) + 1 for source in sources],
-            beam_size=1 if self.sampling else self.settings.beam_size,
+            beam_size=self.sampling.samples if self.sampling else self.settings.beam_size,
             max_tokens=self.max_batch_tokens,
             refills=self.refills,
         )
@@ -272,7 +272,7 @@ class Translator:
                 # Where nothing is finite, a search has no hypothesis.
                 if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
                     raise not_finite("a translation")
-                texts = (_one_line(self.tokenizer.target.decode(hypothesis.tokens)) for hypothesis in hypotheses)
+                texts = (self._text_of(hypothesis.tokens) for hypothesis in hypotheses)
                 decoded[i] = tuple(
                     ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
@@ -296,18 +296,21 @@ class Translator:
                 prefixes=prefixes,
                 linear=self.products,
             )
-        drawn = sample(
+        return sample_several(
             self.model,
             ids,
             keys,
             settings=self.sampling,
+            text_of=self._text_of,
             max_extra_tokens=self.settings.max_extra_tokens,
             length_penalty=self.settings.length_penalty,
             never=never,
             prefixes=prefixes,
             linear=self.products,
         )
-        return [[hypothesis] for hypothesis in drawn]
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return _one_line(self.tokenizer.target.decode(tokens))
 
     def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         limit = min(self.max_source_tokens, self.split_over or self.max_source_tokens)

@@ -145,6 +145,7 @@ def test_samples_noise_and_the_best_few_under_a_launcher(model_folder: Path, fil
         ["--sample", "--top-k", "10", "--seed", "5"],
         ["--noise", "--beam", "1"],
         ["--nbest", "2", "--format", "jsonl", "--beam", "2"],
+        ["--distinct", "--sample", "--nbest", "3", "--top-p", "0.8", "--epsilon", "0.01", "--seed", "5"],
     ):
         alone, shared = tmp_path / f"1{options[0]}", tmp_path / f"2{options[0]}"
         whole(model_folder, files, alone, *options)
@@ -182,7 +183,11 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--format", "tsv"], "--format needs --nbest: give --nbest K, or leave --format out"),
         (["--top-k", "3"], "--top-k needs --sample: add --sample, or leave --top-k out"),
         (["--sample", "--temperature", "0"], "temperature is 0.0: give a number above 0"),
-        (["--sample", "--noise"], "--sample draws one translation and --noise needs a search: leave one of them out"),
+        (["--sample", "--noise"], "--sample draws translations and --noise needs a search: leave one of them out"),
+        (["--epsilon", "0.1"], "--epsilon needs --sample"),
+        (["--sample", "--top-p", "0"], "top_p is 0.0: set a probability above 0 and up to 1"),
+        (["--sample", "--nbest", "0"], "the number of samples is 0: set 1 or more"),
+        (["--sample", "--distinct"], "--distinct compares several samples of a line: set their number with --nbest"),
         (["--nbest", "2", "--noise"], "noise is added to the best translation alone"),
         (["--chunk-lines", "0"], "--chunk-lines is 0: give 1 or more"),
     ],

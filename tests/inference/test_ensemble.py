@@ -18,7 +18,7 @@ from dist_transformer.inference import beam
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.inference.ensemble import Ensemble
 from dist_transformer.inference.loading import load_joint, read_joint_info
-from dist_transformer.inference.sampling import SamplingSettings, sample
+from dist_transformer.inference.sampling.sampling import SamplingSettings, sample
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder

@@ -17,12 +17,12 @@ from dist_transformer.inference import beam
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes, PrefixTracker
-from dist_transformer.inference.sampling import SamplingSettings, sample
+from dist_transformer.inference.sampling.sampling import SamplingSettings, sample
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from tests.fake_cuda import fake_cuda
+from tests.inference.sampling.test_sampling import next_logp
 from tests.inference.test_beam import make_sources, tensors_of
-from tests.inference.test_sampling import next_logp
 
 Lines = tuple[list[str], list[str]]
 CPU = torch.device("cpu")

@@ -1,17 +1,23 @@
 """Sampling: each token of a translation is drawn from the model, for back-translation.
 
-    P(token) ∝ p(token)^(1 / temperature)   among the top_k most probable tokens
+    P(token) ∝ p(token)^(1 / temperature)   among the tokens that are left
+
+`top_k` leaves the k most probable tokens, `top_p` the fewest most probable ones that have together at least this
+probability (the nucleus of Holtzman et al. 2020), and `epsilon` those of at least this probability (Hewitt et al. 2022,
+section 4.1). Together they leave what each of them leaves. All go by p at temperature 1, and the most probable token is
+always left.
 
 Back-translated text is more useful for training if it is sampled, without a limit or from the 10 most probable tokens,
 than if it is the result of beam search (Edunov et al. 2018, section 3).
 
-Random numbers are a pure function of the seed and of a sentence's key (its line and part). Each sentence has its own
-generator, whose t-th number draws token t. So a sentence has the same sample in any batch and on any number of ranks.
+Random numbers are a pure function of the seed and of a sample's key (its line, part and number). Each sample has a
+generator of its own, whose t-th number draws token t. So a line has the same samples in any batch and on any number of
+ranks, and its first ones do not depend on how many there are.
 The intervals of the candidates are ordered by token id, not by probability. A rounding error then moves the border
 between two candidates only by its own size, and changes a sample only if a random number is that close to a border.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +34,8 @@ from dist_transformer.model.products import Linear
 
 # Logits that are computed at a time; without top_k each of them takes 28 bytes.
 _ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
+# Draws per distinct sample, at most.
+_MOST_TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +45,72 @@ class SamplingSettings:
     seed: int = 1
     top_k: int | None = None
     """Number of most probable tokens to draw from; None: all."""
+    top_p: float | None = None
+    """Probability of the nucleus to draw from; None: 1."""
+    epsilon: float | None = None
+    """Least probability of the tokens to draw from; None: 0."""
     temperature: float = 1.0
     """Divisor of the log probabilities: below 1 probable tokens become more probable, above 1 less."""
+    samples: int = 1
+    """Samples per sentence."""
+    distinct: bool = False
+    """Whether samples whose text is there already are replaced by further ones."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}: give 0 or more")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: give 1 (the most probable token) or more, 10 is usual")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: set a probability above 0 and up to 1, 0.9 is usual")
+        if self.epsilon is not None and not 0 <= self.epsilon < 1:
+            raise UserError(f"epsilon is {self.epsilon}: set a probability of 0 or more and below 1, 0.02 is usual")
+        if self.samples < 1:
+            raise UserError(f"the number of samples is {self.samples}: set 1 or more")
         if not 0 < self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}: give a number above 0, 1 is the model's own")
+
+
+def sample_several(
+    model: DecodingModel,
+    sources: Sequence[Sequence[int]],
+    keys: Sequence[tuple[int, ...]],
+    *,
+    settings: SamplingSettings,
+    text_of: Callable[[Sequence[int]], str],
+    max_extra_tokens: int,
+    length_penalty: float,
+    never: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
+    linear: Linear = functional.linear,
+) -> list[list[Hypothesis]]:
+    """Draw `settings.samples` outputs for each source, in the order of their numbers.
+
+    The number of a sample, from 0, is the last part of its key. Distinct samples are the first ones of their texts; a
+    source has fewer if ten times as many samples have no more texts.
+
+    Args:
+        text_of: decodes the tokens of an output, to find equal texts.
+        never, prefixes, linear, max_extra_tokens, length_penalty: as for `sample`.
+    """
+    found: list[dict[str | int, Hypothesis]] = [{} for _ in sources]
+    for drawn in range(0, settings.samples * (_MOST_TRIES if settings.distinct else 1), settings.samples):
+        numbers = range(drawn, drawn + settings.samples)
+        rows = [(i, number) for i, each in enumerate(found) if len(each) < settings.samples for number in numbers]
+        outputs = sample(
+            model,
+            [sources[i] for i, _ in rows],
+            [(*keys[i], number) for i, number in rows],
+            settings=settings,
+            max_extra_tokens=max_extra_tokens,
+            length_penalty=length_penalty,
+            never=never,
+            prefixes=prefixes and Prefixes(prefixes.texts, [prefixes.rows[i] for i, _ in rows]),
+            linear=linear,
+        )
+        for (i, number), output in zip(rows, outputs, strict=True):
+            found[i].setdefault(text_of(output.tokens) if settings.distinct else number, output)
+    return [list(each.values())[: settings.samples] for each in found]
 
 
 def sample(
@@ -195,6 +259,7 @@ def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSetti
         numbers_R: fp64 random numbers in [0, 1): the point of the cumulative distribution that selects the token.
     """
     vocabulary = logp_RV.shape[1]
+    logp_RV = _truncated(logp_RV, settings)
     if settings.top_k is None or settings.top_k >= vocabulary:
         value_RX, token_RX = logp_RV, None
     else:
@@ -207,3 +272,19 @@ def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSetti
     # A number that rounds up to the whole sum belongs to the last token.
     place_R1 = place_R1.clamp(max=sums_RX.shape[1] - 1)
     return (place_R1 if token_RX is None else token_RX.gather(1, place_R1)).squeeze(1)
+
+
+def _truncated(logp_RV: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Exclude the tokens that `top_p` and `epsilon` leave out, by their probabilities among all that may be drawn."""
+    if settings.top_p is None and settings.epsilon is None:
+        return logp_RV
+    p_RV = logp_RV.double().softmax(1)
+    if settings.epsilon is not None:
+        is_out_RV = (p_RV < settings.epsilon) & (p_RV < p_RV.amax(1, keepdim=True))
+        logp_RV = logp_RV.masked_fill(is_out_RV, -torch.inf)
+    if settings.top_p is not None:
+        sorted_RV, order_RV = p_RV.sort(dim=1, descending=True, stable=True)
+        before_RV = functional.pad(sorted_RV.cumsum(1)[:, :-1], (1, 0))
+        is_out_RV = torch.empty_like(before_RV, dtype=torch.bool).scatter_(1, order_RV, before_RV >= settings.top_p)
+        logp_RV = logp_RV.masked_fill(is_out_RV, -torch.inf)
+    return logp_RV
