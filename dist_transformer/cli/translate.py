@@ -34,6 +34,9 @@ on --seed and the line's number only.
 line, in the order in which they were drawn; with --distinct, samples whose text was drawn before are replaced by
 further ones, and a line has fewer than N if 10 N samples have fewer texts.
 
+--mbr N draws N samples of each line and writes the one with the best expected utility (minimum Bayes risk): the mean of
+its chrF, or BLEU, with all samples as references. With --nbest K, the K best texts, with the utility as score.
+
 At a terminal, each line is translated as you type it; Ctrl-D ends.
 """
 
@@ -57,11 +60,13 @@ from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
     add_direction_options,
+    add_mbr_options,
     add_models_option,
     add_split_option,
     as_dtype,
     beam_settings,
     choose_split_over,
+    mbr_settings,
 )
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.run.outputs import claim_file
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
     import torch
 
     from dist_transformer.inference.beam import BeamSettings
+    from dist_transformer.inference.sampling.mbr import MbrSettings
     from dist_transformer.inference.sampling.sampling import SamplingSettings
     from dist_transformer.inference.translator import Translation, Translator
 
@@ -114,17 +120,15 @@ def check_files(arguments: argparse.Namespace, world: World) -> None:
     from dist_transformer.inference.files.corpus import require_free
 
     _require_fitting(arguments, world)
-    search_settings(arguments)
-    sampling_settings(arguments)
+    decoding_settings(arguments, check_model(arguments))
     chunk_lines(arguments, "cpu")
     require_free(arguments.output)
-    check_model(arguments)
     for path in (*expand(arguments.input, "--input"), *([arguments.prefix] if arguments.prefix else [])):
         require_readable(path)
 
 
-def check_model(arguments: argparse.Namespace) -> None:
-    read_joint_info(arguments.model, arguments.direction, arguments.tag)
+def check_model(arguments: argparse.Namespace) -> ModelInfo:
+    return read_joint_info(arguments.model, arguments.direction, arguments.tag)
 
 
 def translate_stream(arguments: argparse.Namespace) -> None:
@@ -219,15 +223,16 @@ def say_notes(notes: Counter[str]) -> None:
 def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "tuple[Translator, ModelInfo]":
     from dist_transformer.inference.translator import Translator
 
-    settings, sampling = search_settings(arguments), sampling_settings(arguments)
+    search, sampling, mbr = decoding_settings(arguments, check_model(arguments))
     way = {"direction": arguments.direction, "tags": arguments.tag}
     model, tokenizer, info = load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
     translator = Translator(
         model,
         tokenizer,
         device,
-        settings,
+        search,
         sampling=sampling,
+        mbr=mbr,
         tags=info.direction.tags,
         max_batch_tokens=arguments.batch_tokens,
         split_over=choose_split_over(arguments.split_over, info.longest_source),
@@ -236,8 +241,13 @@ def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "t
     return translator, info
 
 
-def search_settings(arguments: argparse.Namespace) -> "BeamSettings":
-    return beam_settings(arguments, nbest=1 if arguments.nbest is None or arguments.sample else arguments.nbest)
+def decoding_settings(
+    arguments: argparse.Namespace, info: ModelInfo
+) -> "tuple[BeamSettings, SamplingSettings | None, MbrSettings | None]":
+    is_search = not arguments.sample and arguments.mbr is None
+    search = beam_settings(arguments, nbest=arguments.nbest if is_search and arguments.nbest is not None else 1)
+    mbr = mbr_settings(arguments, language=info.target_language, nbest=arguments.nbest)
+    return search, sampling_settings(arguments), mbr
 
 
 def sampling_settings(arguments: argparse.Namespace) -> "SamplingSettings | None":
@@ -287,10 +297,15 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
         raise UserError("--format needs --nbest: give --nbest K, or leave --format out")
-    for flag in ("--top-k", "--top-p", "--epsilon", "--temperature", "--distinct"):
+    for flag in ("--top-k", "--top-p", "--temperature", "--distinct"):
         value = vars(arguments)[flag.removeprefix("--").replace("-", "_")]
         if value not in (None, False) and not arguments.sample:
             raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
+    if arguments.epsilon is not None and not arguments.sample and arguments.mbr is None:
+        raise UserError("--epsilon needs --sample or --mbr: add one of them, or leave --epsilon out")
+    if arguments.mbr is not None and (arguments.sample or arguments.noise):
+        other = "--sample" if arguments.sample else "--noise"
+        raise UserError(f"--mbr draws and chooses samples of its own: leave --mbr or {other} out")
     if arguments.sample and arguments.noise:
         raise UserError("--sample draws translations and --noise needs a search: leave one of them out")
     if arguments.distinct and arguments.nbest is None:
@@ -326,11 +341,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens (default: all)")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the most probable tokens of sum P")
-    parser.add_argument("--epsilon", type=float, metavar="E", help="sample from tokens of probability E or more")
     parser.add_argument("--distinct", action="store_true", help="write no text twice among --nbest samples of a line")
+    add_mbr_options(parser)
     parser.add_argument("--temperature", type=float, metavar="T", help="sample from p^(1/T) (default 1)")
     parser.add_argument("--noise", action="store_true", help="drop, blank and move words of the best translation")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of --sample and --noise (default 1)")
     defaults = f"default {_CHUNK_LINES['cpu']} on a CPU, {_CHUNK_LINES['cuda']} on a GPU"
     parser.add_argument(
         "--chunk-lines", type=int, metavar="N", help=f"lines that are translated and kept at a time ({defaults})"

@@ -1,5 +1,6 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.loading import load_joint
+from dist_transformer.inference.sampling.mbr import MbrSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
@@ -40,6 +42,8 @@ class Evaluation:
     seconds: float
     """Time of decoding, without loading and scoring."""
     world_size: int
+    mbr: MbrSettings | None = None
+    """Choice among samples; None: beam search."""
     model_folders: tuple[Path, ...] = ()
     """Folder of the model, or those of an ensemble; none if it was not read from one."""
 
@@ -49,6 +53,7 @@ class Evaluation:
             **self.scores.report(),
             "notes": list(self.notes),
             "sentences": len(self.hypotheses),
+            "mbr": None if self.mbr is None else dataclasses.asdict(self.mbr),
             "split_over": self.split_over,
             "split_sentences": self.split_sentences,
             "hypotheses": str(hypotheses_file),
@@ -78,6 +83,7 @@ def evaluate(
     source: Path,
     references: Sequence[Path],
     settings: BeamSettings,
+    mbr: MbrSettings | None = None,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     max_batch_tokens: int | None = None,
@@ -92,6 +98,7 @@ def evaluate(
     Every rank must pass the same arguments, and gets the same evaluation.
 
     Args:
+        mbr: draw samples and choose among them, instead of a search.
         split_over: as for `Translator`; None, as published scores are made: lines are translated as they stand.
         lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
         direction: name of a direction of the model; needed if there are several.
@@ -123,6 +130,7 @@ def evaluate(
         info,
         test_set,
         settings=settings,
+        mbr=mbr,
         device=device,
         max_batch_tokens=max_batch_tokens,
         split_over=split_over,
@@ -151,6 +159,7 @@ def evaluate_model(
     test_set: ReferencedText,
     *,
     settings: BeamSettings,
+    mbr: MbrSettings | None = None,
     device: torch.device,
     max_batch_tokens: int | None = None,
     split_over: int | None = None,
@@ -163,6 +172,7 @@ def evaluate_model(
             tokenizer,
             device,
             settings,
+            mbr=mbr,
             tags=info.direction.tags,
             max_batch_tokens=max_batch_tokens,
             split_over=split_over,
@@ -189,6 +199,7 @@ def evaluate_model(
         notes=(*noted(count_notes(translations)), *_notes(tokenizer, test_set)),
         hypotheses=hypotheses,
         split_over=split_over,
+        mbr=mbr,
         split_sentences=sum(translation.split is not None for translation in translations),
         seconds=seconds,
         world_size=world_size(),

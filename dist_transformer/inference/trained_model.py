@@ -17,6 +17,8 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.options import as_dtype, choose_split_over
+from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
+from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
@@ -169,25 +171,118 @@ class TrainedModel:
             max_extra_tokens=max_extra_tokens,
             nbest=1 if nbest is None else nbest,
         )
-        tags = self.info.direction.tags
-        translator = Translator(
+        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over)
+        found = _translated(translator, _as_list(lines), prefixes=None if prefixes is None else _as_list(prefixes))
+        if nbest is not None:
+            return found
+        texts = [hypotheses[0].text for hypotheses in found]
+        return texts[0] if isinstance(lines, str) else texts
+
+    @known_parameters
+    def sample(
+        self,
+        lines: Sequence[str],
+        *,
+        samples: int = 1,
+        distinct: bool = False,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        epsilon: float | None = None,
+        temperature: float = 1.0,
+        seed: int = 1,
+        length_penalty: float = 0.6,
+        max_extra_tokens: int = 50,
+        batch_tokens: int | None = None,
+        split_over: int | Literal["no"] | None = None,
+        prefixes: Sequence[str] | None = None,
+    ) -> list[list[ScoredText]]:
+        """Draw translations of lines from the model, as the command `translate --sample` does.
+
+        Args:
+            samples: samples per line, in the order in which they are drawn.
+            distinct: replace a sample whose text was drawn before by a further one.
+            top_k: number of most probable tokens to draw from.
+            top_p: draw from the most probable tokens that have together at least this probability.
+            epsilon: draw from tokens of at least this probability.
+            temperature: draw from p^(1 / temperature).
+            seed: seed of the random numbers, which depend on the line's number and the sample's number otherwise.
+            length_penalty: exponent of the length penalty in the score.
+            max_extra_tokens, batch_tokens, split_over, prefixes: as for `translate`.
+
+        Raises:
+            UserError: `translate` would raise it.
+        """
+        _refuse_text(lines=lines)
+        sampling = SamplingSettings(
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            epsilon=epsilon,
+            temperature=temperature,
+            samples=samples,
+            distinct=distinct,
+        )
+        settings = BeamSettings(length_penalty=length_penalty, max_extra_tokens=max_extra_tokens)
+        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over, sampling=sampling)
+        return _translated(translator, lines, prefixes=prefixes)
+
+    @known_parameters
+    def mbr(
+        self,
+        lines: Sequence[str],
+        *,
+        samples: int,
+        utility: Utility = "chrf",
+        nbest: int = 1,
+        epsilon: float = DEFAULT_EPSILON,
+        seed: int = 1,
+        max_extra_tokens: int = 50,
+        batch_tokens: int | None = None,
+        split_over: int | Literal["no"] | None = None,
+        prefixes: Sequence[str] | None = None,
+    ) -> list[list[ScoredText]]:
+        """Choose among samples of each line by their expected utility, as the command `translate --mbr` does.
+
+        Args:
+            samples: samples per line, which are also each other's references.
+            utility: `chrf` or `bleu`, sacreBLEU's score of a sentence.
+            nbest: texts per line, best first; the score is the expected utility, 0 to 100.
+            epsilon: least probability of the tokens of a sample.
+            seed: seed of the samples.
+            max_extra_tokens, batch_tokens, split_over, prefixes: as for `translate`.
+
+        Raises:
+            UserError: `translate` would raise it.
+        """
+        _refuse_text(lines=lines)
+        language = self.info.target_language
+        mbr = MbrSettings(samples=samples, utility=utility, language=language, seed=seed, epsilon=epsilon, nbest=nbest)
+        settings = BeamSettings(max_extra_tokens=max_extra_tokens)
+        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over, mbr=mbr)
+        return _translated(translator, lines, prefixes=prefixes)
+
+    def _translator(
+        self,
+        settings: BeamSettings,
+        *,
+        batch_tokens: int | None,
+        split_over: int | Literal["no"] | None,
+        sampling: SamplingSettings | None = None,
+        mbr: MbrSettings | None = None,
+    ) -> Translator:
+        return Translator(
             self.model,
             self.tokenizer,
             self.device,
             settings,
-            tags=tags,
+            sampling=sampling,
+            mbr=mbr,
+            tags=self.info.direction.tags,
             max_batch_tokens=batch_tokens,
             split_over=choose_split_over(split_over, self.info.longest_source),
             longest_trained=self.info.longest_source,
             products=self._products,
         )
-        translations = translator.translate(_as_list(lines), prefixes=None if prefixes is None else _as_list(prefixes))
-        for note in noted(count_notes(translations)):
-            warnings.warn(note, stacklevel=2)
-        if nbest is not None:
-            return [list(translation.hypotheses) for translation in translations]
-        texts = [translation.text for translation in translations]
-        return texts[0] if isinstance(lines, str) else texts
 
     @known_parameters
     def score(self, src: Sequence[str], tgt: Sequence[str], *, batch_tokens: int | None = None) -> list[PairScore]:
@@ -232,6 +327,16 @@ class TrainedModel:
             decoder=maps.decoder_LHTT,
             cross=maps.cross_LHTS,
         )
+
+
+def _translated(
+    translator: Translator, lines: Sequence[str], *, prefixes: Sequence[str] | None
+) -> list[list[ScoredText]]:
+    translations = translator.translate(lines, prefixes=prefixes)
+    for note in noted(count_notes(translations)):
+        # Of the line that called the method, past `known_parameters`.
+        warnings.warn(note, stacklevel=4)
+    return [list(translation.hypotheses) for translation in translations]
 
 
 def _as_list(texts: str | Sequence[str]) -> Sequence[str]:

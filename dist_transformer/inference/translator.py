@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_searc
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.options import BATCH_TOKENS
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
+from dist_transformer.inference.sampling.mbr import MbrSettings, choose
 from dist_transformer.inference.sampling.sampling import SamplingSettings, sample_several
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
@@ -101,6 +102,7 @@ class Translator:
     Args:
         settings: settings of the search; sampling uses its maximum length and its length penalty.
         sampling: draw translations from the model, instead of a search, in the order of their numbers.
+        mbr: draw samples, and choose among them by their expected utility, which is their score.
         tags: tags of the vocabulary, in front of every source and of every part of a split line.
         max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
             default for the device.
@@ -120,6 +122,7 @@ class Translator:
         settings: BeamSettings,
         *,
         sampling: SamplingSettings | None = None,
+        mbr: MbrSettings | None = None,
         tags: Sequence[str] = (),
         max_batch_tokens: int | None = None,
         split_over: int | None = None,
@@ -132,10 +135,10 @@ class Translator:
         positions = model.config.max_positions - 1 - len(self.tag_ids)
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.sampling = sampling
+        self.sampling, self.mbr = mbr.sampling if mbr else sampling, mbr
         self._piece_texts: PieceTexts | None = None
         self.products = products or Products()
-        self.refills = sampling is None and _REFILLS[device.type]
+        self.refills = self.sampling is None and _REFILLS[device.type]
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
@@ -277,6 +280,8 @@ class Translator:
                     ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
                 )
+                if self.mbr is not None:
+                    decoded[i] = _best(decoded[i], self.mbr)
         return decoded
 
     def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
@@ -336,6 +341,12 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
         )
         for alike in zip(*parts, strict=False)
     )
+
+
+def _best(samples: tuple[ScoredText, ...], mbr: MbrSettings) -> tuple[ScoredText, ...]:
+    """Return the samples of the highest expected utility, which is their score."""
+    chosen = choose([one.text for one in samples], mbr)
+    return tuple(replace(samples[place], score=utility) for place, utility in chosen)
 
 
 def _one_line(text: str) -> str:

@@ -145,6 +145,7 @@ def test_samples_noise_and_the_best_few_under_a_launcher(model_folder: Path, fil
         ["--sample", "--top-k", "10", "--seed", "5"],
         ["--noise", "--beam", "1"],
         ["--nbest", "2", "--format", "jsonl", "--beam", "2"],
+        ["--mbr", "6", "--utility", "bleu", "--nbest", "2", "--epsilon", "0.01", "--seed", "5"],
         ["--distinct", "--sample", "--nbest", "3", "--top-p", "0.8", "--epsilon", "0.01", "--seed", "5"],
     ):
         alone, shared = tmp_path / f"1{options[0]}", tmp_path / f"2{options[0]}"
@@ -184,7 +185,13 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--top-k", "3"], "--top-k needs --sample: add --sample, or leave --top-k out"),
         (["--sample", "--temperature", "0"], "temperature is 0.0: give a number above 0"),
         (["--sample", "--noise"], "--sample draws translations and --noise needs a search: leave one of them out"),
-        (["--epsilon", "0.1"], "--epsilon needs --sample"),
+        (["--epsilon", "0.1"], "--epsilon needs --sample or --mbr: add one of them"),
+        (["--utility", "bleu"], "--utility is for --mbr: add --mbr N, or leave --utility out"),
+        (["--mbr", "1"], "mbr is 1: set 2 to 1,000 samples per line"),
+        (["--mbr", "4", "--nbest", "5"], "nbest is 5: set 1 up to the 4 samples of mbr"),
+        (["--mbr", "4", "--sample"], "--mbr draws and chooses samples of its own: leave --mbr or --sample out"),
+        (["--mbr", "4", "--noise"], "--mbr draws and chooses samples of its own: leave --mbr or --noise out"),
+        (["--mbr", "4", "--top-k", "2"], "--top-k needs --sample"),
         (["--sample", "--top-p", "0"], "top_p is 0.0: set a probability above 0 and up to 1"),
         (["--sample", "--nbest", "0"], "the number of samples is 0: set 1 or more"),
         (["--sample", "--distinct"], "--distinct compares several samples of a line: set their number with --nbest"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.evaluation.bleu import bleu_tokenizer, corpus_bleu, score, split_hyphens
+from dist_transformer.config.bleu_tokenizers import bleu_tokenizer
+from dist_transformer.evaluation.bleu import corpus_bleu, score, split_hyphens
 
 HYPOTHESES = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]
 REFERENCES = ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."]
