@@ -344,7 +344,7 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
 
 
 def _best(samples: tuple[ScoredText, ...], mbr: MbrSettings) -> tuple[ScoredText, ...]:
-    """Return the samples of the highest expected utility, which is their score."""
+    """Return the samples that have the highest expected utility, with it as their score."""
     chosen = choose([one.text for one in samples], mbr)
     return tuple(replace(samples[place], score=utility) for place, utility in chosen)
 

@@ -162,7 +162,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("refills", [False, True])
 def test_every_output_begins_with_its_prefix(kind: str, refills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every kind of vocabulary, by search and by sampling; longer than the source, and normalized."""
+    """Every kind of vocabulary, by search and by sampling; longer than the source, and normalized."""
     monkeypatch.setattr(module, "_REFILLS", {"cpu": refills})
     tokenizer = KINDS[kind]()
     model = random_model_of(tokenizer)
