@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference import corpus
+from dist_transformer.inference.files import corpus
 from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.translator import ScoredText, Translation
 from tests.faults.campaign import Campaign, Case, Found, Lab
