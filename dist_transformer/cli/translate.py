@@ -303,6 +303,8 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
             raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
     if arguments.epsilon is not None and not arguments.sample and arguments.mbr is None:
         raise UserError("--epsilon needs --sample or --mbr: add one of them, or leave --epsilon out")
+    if arguments.prefix is not None and arguments.noise:
+        raise UserError("--noise changes the words that --prefix sets: leave one of them out")
     if arguments.mbr is not None and (arguments.sample or arguments.noise):
         other = "--sample" if arguments.sample else "--noise"
         raise UserError(f"--mbr draws and chooses samples of its own: leave --mbr or {other} out")

@@ -187,6 +187,8 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--sample", "--noise"], "--sample draws translations and --noise needs a search: leave one of them out"),
         (["--epsilon", "0.1"], "--epsilon needs --sample or --mbr: add one of them"),
         (["--utility", "bleu"], "--utility is for --mbr: add --mbr N, or leave --utility out"),
+        (["--prefix", "a", "--noise"], "--noise changes the words that --prefix sets: leave one of them out"),
+        (["--prefix", "none.de"], "none.de does not exist: check the"),
         (["--mbr", "1"], "mbr is 1: set 2 to 1,000 samples per line"),
         (["--mbr", "4", "--nbest", "5"], "nbest is 5: set 1 up to the 4 samples of mbr"),
         (["--mbr", "4", "--sample"], "--mbr draws and chooses samples of its own: leave --mbr or --sample out"),
