@@ -31,7 +31,9 @@ from dist_transformer.data.text.files import PairSource, expand, line_files
 from dist_transformer.evaluation.evaluate import Evaluation
 from dist_transformer.evaluation.evaluate import evaluate as evaluate_folder
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.options import as_dtype
+from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.run.layout import read_records
@@ -203,7 +205,7 @@ def average(
 @known_parameters
 def evaluate(
     *,
-    model: AnyPath,
+    model: Paths,
     src: AnyPath,
     ref: Paths,
     beam: int = 4,
@@ -215,15 +217,22 @@ def evaluate(
     batch_tokens: int | None = None,
     direction: str | None = None,
     tags: Sequence[str] | None = None,
+    mbr: int | None = None,
+    utility: Utility = "chrf",
+    epsilon: float = DEFAULT_EPSILON,
+    seed: int = 1,
 ) -> Evaluation:
     """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
 
     Args:
+        model: model folder, or those of an ensemble (see `load`).
         src: source text, one sentence per line; `ref` has raw reference text, one file per reference.
         lowercase: ignore case.
         device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
         precision: `fp32` or `bf16`.
         direction: direction such as `en-de`, if the model has several; `tags` replace the direction's.
+        mbr: samples per line, of which the one with the best expected `utility` is scored, instead of a search;
+            `epsilon` and `seed` are those of the samples.
 
     Returns:
         `.scores` with their signatures, and `.hypotheses`.
@@ -231,11 +240,17 @@ def evaluate(
     Raises:
         UserError: a file or a setting is unfit.
     """
+    folders = [Path(path) for path in _as_list(model)]
+    choice = None
+    if mbr is not None:
+        language = read_joint_info(folders, direction, tags).target_language
+        choice = MbrSettings(samples=mbr, utility=utility, language=language, epsilon=epsilon, seed=seed)
     return evaluate_folder(
-        Path(model),
+        folders,
         source=Path(src),
         references=[Path(path) for path in _as_list(ref)],
         settings=BeamSettings(beam_size=beam, length_penalty=length_penalty, max_extra_tokens=max_extra_tokens),
+        mbr=choice,
         device=find_device(device),
         dtype=as_dtype(precision),
         max_batch_tokens=batch_tokens,

@@ -19,7 +19,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import deepspeed_command
 from tests.commands import Commands, Ended, environment_of
 from tests.rights import umask
-from tests.small_model import model_folder, model_info, random_model, toy_lines, toy_tokenizer
+from tests.small_model import model_folder, model_info, other_folder, random_model, toy_lines, toy_tokenizer
 from tests.variants import distant, registrations
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "distant",
     "model_folder",
     "model_info",
+    "other_folder",
     "random_model",
     "registrations",
     "toy_lines",

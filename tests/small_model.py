@@ -1,6 +1,7 @@
 """Fixtures: a small random model, its tokenizer, and a model folder of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,18 @@ def model_folder(
     toy_tokenizer.save(tokenizer_file)
     weights = dict(random_model.state_dict())
     write_model_folder(folder, info=model_info, weights=weights, tokenizer_json=tokenizer_file.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_folder(toy_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another network with the vocabulary of `model_folder`; tests must not change it."""
+    torch.manual_seed(7)
+    shape = {"width": 24, "heads": 3, "ffn_width": 16, "encoder_layers": 2, "decoder_layers": 1, "max_positions": 120}
+    model = Transformer(ModelConfig(**shape, vocab_size=toy_tokenizer.vocab_size))
+    folder = tmp_path_factory.mktemp("other") / "model"
+    info = replace(model_info, model=model.config, longest_source=40, corpus="other grammar")
+    write_model_folder(folder, info=info, weights=dict(model.state_dict()), tokenizer_json=toy_tokenizer.content)
     return folder
 
 

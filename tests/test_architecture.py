@@ -146,7 +146,7 @@ INSIDES = {
     "data.prepare": {"encode", "ingest", "shuffle", "tasks", "work_dir", "worker_pool"},
     "data.text": {"hub_reader", "toy_lexicon"},
     "inference": {"batches", "candidates", "splitting"},
-    "model": {"decoding", "dropout", "layers", "residual"},
+    "model": {"dropout", "layers", "residual"},
     "preflight": {"checks", "facts", "nccl", "network", "probes", "rendezvous"},
     "reporting": {"board"},
     "reporting.html": {"curves", "overview", "run", "style", "summary", "tables", "texts"},

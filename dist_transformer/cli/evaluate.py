@@ -16,6 +16,8 @@ than any in the training. The command runs in one process or under a launcher (d
 which shares the work; the result is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt in
 the same folder.
 
+--mbr N draws N samples of each line by --seed and scores the one with the best expected utility, instead of a search.
+
 With --hypotheses no model is needed. Several files are compared with the first one by sacreBLEU's paired bootstrap, for
 BLEU and chrF++: the mean and the 95% interval over 1,000 test sets that are resampled from the lines, and the p-value
 of the difference. It takes 100 kB of memory per line.
@@ -31,29 +33,32 @@ from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.report import hypotheses_file, write_report
+from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
     add_direction_options,
-    add_model_option,
+    add_mbr_options,
+    add_models_option,
     add_split_option,
     as_dtype,
     beam_settings,
     choose_split_over,
     decoding_flags,
+    mbr_settings,
 )
-from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:
     from dist_transformer.evaluation.evaluate import Evaluation
+    from dist_transformer.inference.sampling.mbr import MbrSettings
 
 
 def main() -> None:
     arguments = parse_arguments()
     check_arguments(arguments)
-    inputs = (arguments.model, arguments.src, *(arguments.hypotheses or ()), *arguments.ref)
+    inputs = (*(arguments.model or ()), arguments.src, *(arguments.hypotheses or ()), *arguments.ref)
     beside = [hypotheses_file(arguments.json)] if arguments.json is not None and arguments.model is not None else []
     claim_file(arguments.json, "--json", inputs, beside=beside)
     world = read_world()
@@ -66,7 +71,7 @@ def main() -> None:
 
 def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
     def check_files() -> None:
-        read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+        mbr_of(arguments)
         # Only the first rank reads the texts.
         for path in (arguments.src, *arguments.ref) if world.is_main else ():
             require_readable(path)
@@ -78,7 +83,7 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
 
     from dist_transformer.evaluation.evaluate import evaluate, write_evaluation
     from dist_transformer.runtime.agreement import require_agreement
-    from dist_transformer.runtime.distributed import error_of_all
+    from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
     from dist_transformer.runtime.process_group import process_group
 
     group = process_group(world, device_name=arguments.device, ready=check_files)
@@ -89,6 +94,7 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             source=arguments.src,
             references=arguments.ref,
             settings=beam_settings(arguments),
+            mbr=on_all_ranks(lambda: mbr_of(arguments)),
             device=device,
             dtype=as_dtype(arguments.precision),
             max_batch_tokens=arguments.batch_tokens,
@@ -105,6 +111,14 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
             # A standard output that is full does not lose the scores.
             if arguments.json is not None:
                 write_evaluation(evaluation, arguments.json)
+
+
+def mbr_of(arguments: argparse.Namespace) -> "MbrSettings | None":
+    """Read the model's description, and the flags of minimum Bayes risk decoding."""
+    info = read_joint_info(arguments.model, arguments.direction, arguments.tag)
+    if arguments.mbr is None and arguments.epsilon is not None:
+        raise UserError("--epsilon is for --mbr: add --mbr N, or leave --epsilon out")
+    return mbr_settings(arguments, language=info.target_language)
 
 
 def score_files(arguments: argparse.Namespace) -> None:
@@ -149,7 +163,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, shares_work=True)
-    add_model_option(parser, required=False)
+    add_models_option(parser, required=False)
     parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
     parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")
     parser.add_argument("--tgt-lang", metavar="L", help="language of --hypotheses, such as de, for the tokenisation")
@@ -165,6 +179,7 @@ def parse_arguments() -> argparse.Namespace:
     group = parser.add_argument_group("with --model")
     add_direction_options(group)
     add_decoding_options(group)
+    add_mbr_options(group)
     add_split_option(group, default="no")
     add_device_option(group, several_processes=True)
     # DeepSpeed's launcher adds this flag; the environment has the same value.

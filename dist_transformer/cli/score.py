@@ -31,15 +31,15 @@ from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.inference.loading import load_joint, read_joint_info
 from dist_transformer.inference.options import (
     PRECISIONS,
     SCORED_TOKENS,
     add_device_option,
     add_direction_options,
-    add_model_option,
+    add_models_option,
     as_dtype,
 )
-from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
 
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 def main() -> None:
     arguments = parse_arguments()
-    claim_file(arguments.out, "--out", (arguments.model, arguments.src, arguments.tgt))
+    claim_file(arguments.out, "--out", (*arguments.model, arguments.src, arguments.tgt))
     world = read_world()
 
     def check_files() -> None:
-        read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+        read_joint_info(arguments.model, arguments.direction, arguments.tag)
         # Only the first rank reads the texts.
         for path in (arguments.src, arguments.tgt) if world.is_main else ():
             require_readable(path)
@@ -70,10 +70,10 @@ def main() -> None:
     group = process_group(world, device_name=arguments.device, ready=check_files)
     with group as device, error_of_all(world):
         require_agreement(vars(arguments))
+        way = {"direction": arguments.direction, "tags": arguments.tag}
         model, tokenizer, info = on_all_ranks(
-            lambda: load_model(arguments.model, device, as_dtype(arguments.precision))
+            lambda: load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
         )
-        info = on_all_ranks(lambda: info.facing(arguments.direction, arguments.tag))
 
         def look(sources: Sequence[str], targets: Sequence[str]) -> None:
             if caution := wrong_side(
@@ -166,7 +166,7 @@ def _write(file: IO[bytes], content: bytes) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, shares_work=True)
-    add_model_option(parser)
+    add_models_option(parser)
     parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
     parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")
     parser.add_argument("--out", type=Path, metavar="F", help="file for the scores (default: standard output)")

@@ -1,8 +1,12 @@
 """Try a model in a browser: n-best translations with scores, and the attention weights of each head.
 
-dist-transformer serve --model MODEL [MODEL2]
+dist-transformer serve --model MODEL
 
-Prints the address of the page when it is ready. Two models are shown side by side. Ctrl-C stops the server.
+dist-transformer serve --model MODEL --compare MODEL2
+
+Prints the address of the page when it is ready. Ctrl-C stops the server. With --compare, two models are shown side by
+side. Several folders after a flag are an ensemble, which translates with the mean of its models' probabilities and has
+no attention weights.
 
 Programs use it as they use LibreTranslate: POST /translate, GET /languages.
 
@@ -20,15 +24,18 @@ from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.parser import make_parser
-from dist_transformer.inference.options import PRECISIONS, add_device_option, add_direction_options, as_dtype
-from dist_transformer.model_folder import read_model_info
+from dist_transformer.inference.loading import read_joint_info
+from dist_transformer.inference.options import (
+    PRECISIONS,
+    add_device_option,
+    add_direction_options,
+    add_models_option,
+    as_dtype,
+)
 from dist_transformer.serving.worker import Worker
 
 if TYPE_CHECKING:
     from dist_transformer.inference.beam import BeamSettings
-
-# The page shows two side by side.
-_MOST_MODELS = 2
 
 
 def main() -> None:
@@ -47,7 +54,7 @@ def main() -> None:
     device = find_device(arguments.device)
     listening = open_socket(arguments.host, arguments.port)
     way = {"direction": arguments.direction, "tags": arguments.tag}
-    models = load_models(arguments.model, device, as_dtype(arguments.precision), settings, **way)
+    models = load_models(models_of(arguments), device, as_dtype(arguments.precision), settings, **way)
     local, worker = is_loopback(listening), Worker(MOST_WAITING)
     if not local:
         port = listening.getsockname()[1]
@@ -67,12 +74,15 @@ def main() -> None:
 
 def check_arguments(arguments: argparse.Namespace) -> None:
     """Check what can be checked before the libraries are imported, which takes seconds."""
-    if len(arguments.model) > _MOST_MODELS:
-        raise UserError(f"--model has {len(arguments.model)} folders: give one, or two to compare them")
     if arguments.max_characters < 1:
         raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, such as 2000")
-    for model in arguments.model:
-        read_model_info(model)
+    for paths in models_of(arguments):
+        read_joint_info(paths, arguments.direction, arguments.tag)
+
+
+def models_of(arguments: argparse.Namespace) -> list[list[Path]]:
+    """Return the folders of each model to show."""
+    return [arguments.model, *([arguments.compare] if arguments.compare else [])]
 
 
 def decoding_settings(arguments: argparse.Namespace) -> "BeamSettings":
@@ -85,7 +95,8 @@ def decoding_settings(arguments: argparse.Namespace) -> "BeamSettings":
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     option = parser.add_argument
-    option("--model", type=Path, nargs="+", required=True, metavar="MODEL", help="one or two model folders")
+    add_models_option(parser)
+    option("--compare", type=Path, nargs="+", metavar="MODEL", help="a second model, or ensemble, shown beside it")
     add_direction_options(parser)
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default 8000)")

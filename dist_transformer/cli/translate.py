@@ -14,6 +14,9 @@ command runs in one process, with --processes N, or under a launcher (deepspeed,
 the same. Finished parts are kept in OUT.parts. After an interruption, the same command resumes; other settings are
 refused. OUT appears when it is complete.
 
+With --prefix FILE the translation of line i begins with line i of FILE, as the vocabulary normalizes it; an empty line
+is no prefix. A prefix may end inside a word. A line with a prefix is translated as a whole.
+
 With --nbest K every line gives its K best translations, best first. The score is log p / ((5 + length) / 6)^penalty;
 input lines are numbered from 0. For a split line, the k-th translation joins the k-th of each part, and its score is
 their mean. Formats:
@@ -26,6 +29,13 @@ their mean. Formats:
 Two ways to make text for back-translation: --sample draws each token from the model; --noise drops words of the best
 translation (1 in 10), replaces others by <BLANK> (1 in 10), and moves words by up to 3 positions. Random choices depend
 on --seed and the line's number only.
+
+--top-k, --top-p and --epsilon leave out improbable tokens of a sample. --sample --nbest N writes N samples of each
+line, in the order in which they were drawn; with --distinct, samples whose text was drawn before are replaced by
+further ones, and a line has fewer than N if 10 N samples have fewer texts.
+
+--mbr N draws N samples of each line and writes the one with the best expected utility (minimum Bayes risk): the mean of
+its chrF, or BLEU, with all samples as references. With --nbest K, the K best texts, with the utility as score.
 
 At a terminal, each line is translated as you type it; Ctrl-D ends.
 """
@@ -43,19 +53,22 @@ from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
 from dist_transformer.evaluation.languages import wrong_side
-from dist_transformer.inference.formats import FORMATS, OutputFormat
+from dist_transformer.inference.files.formats import FORMATS, OutputFormat
+from dist_transformer.inference.files.parts import parts_of
+from dist_transformer.inference.loading import load_joint, read_joint_info
 from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
     add_direction_options,
-    add_model_option,
+    add_mbr_options,
+    add_models_option,
     add_split_option,
     as_dtype,
     beam_settings,
     choose_split_over,
+    mbr_settings,
 )
-from dist_transformer.inference.parts import parts_of
-from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
 
@@ -63,6 +76,8 @@ if TYPE_CHECKING:
     import torch
 
     from dist_transformer.inference.beam import BeamSettings
+    from dist_transformer.inference.sampling.mbr import MbrSettings
+    from dist_transformer.inference.sampling.sampling import SamplingSettings
     from dist_transformer.inference.translator import Translation, Translator
 
 # Lines that are in memory at a time; batches are formed from them.
@@ -102,19 +117,18 @@ def main() -> None:
 
 def check_files(arguments: argparse.Namespace, world: World) -> None:
     """Check what one rank can check alone: flags, places, the model's description, and that the inputs can be read."""
-    from dist_transformer.inference.corpus import require_free
+    from dist_transformer.inference.files.corpus import require_free
 
     _require_fitting(arguments, world)
-    search_settings(arguments)
+    decoding_settings(arguments, check_model(arguments))
     chunk_lines(arguments, "cpu")
     require_free(arguments.output)
-    check_model(arguments)
-    for path in expand(arguments.input, "--input"):
+    for path in (*expand(arguments.input, "--input"), *([arguments.prefix] if arguments.prefix else [])):
         require_readable(path)
 
 
-def check_model(arguments: argparse.Namespace) -> None:
-    read_model_info(arguments.model).facing(arguments.direction, arguments.tag)
+def check_model(arguments: argparse.Namespace) -> ModelInfo:
+    return read_joint_info(arguments.model, arguments.direction, arguments.tag)
 
 
 def translate_stream(arguments: argparse.Namespace) -> None:
@@ -125,6 +139,7 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     # Early, because the imports below take seconds.
     check_model(arguments)
 
+    from dist_transformer.inference.files.corpus import with_prefixes
     from dist_transformer.inference.translator import count_notes
     from dist_transformer.runtime.device import find_device
 
@@ -135,10 +150,13 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device.type)
     notes = Counter[str]()
-    while chunk := list(itertools.islice(lines, lines_at_once)):
+    # An empty prefix is none.
+    pairs = ((line, "") for line in lines) if arguments.prefix is None else with_prefixes(lines, arguments.prefix)
+    while chunk := list(itertools.islice(pairs, lines_at_once)):
+        sources, prefixes = map(list, zip(*chunk, strict=True))
         if first == 0:
-            warn_of_wrong_side(chunk, translator, info)
-        translations = translator.translate(chunk, first=first)
+            warn_of_wrong_side(sources, translator, info)
+        translations = translator.translate(sources, first=first, prefixes=prefixes)
         texts = [output.text_of(number, translation) for number, translation in enumerate(translations, first)]
         sys.stdout.buffer.write("".join(texts).encode("utf-8"))
         sys.stdout.buffer.flush()
@@ -152,29 +170,32 @@ def translate_stream(arguments: argparse.Namespace) -> None:
 
 def translate_files(arguments: argparse.Namespace, device: "torch.device") -> None:
     """Translate the inputs to the output. Collective: every rank must call it."""
-    from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+    from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
     from dist_transformer.inference.translator import count_notes
     from dist_transformer.runtime.distributed import gather_objects, on_all_ranks
 
     output, lines_at_once = output_format(arguments), chunk_lines(arguments, device.type)
     translator, info = on_all_ranks(lambda: load_translator(arguments, device))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
+    # Its text is a part of the inputs.
+    how["prefix"] = arguments.prefix is not None
     # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
     job = CorpusJob(
-        model=arguments.model,
+        models=arguments.model,
         inputs=on_all_ranks(lambda: expand(arguments.input, "--input")),
         output=arguments.output,
         chunk_lines=lines_at_once,
         settings={f"--{name.replace('_', '-')}": value for name, value in how.items()},
+        prefix=arguments.prefix,
         one_line_each=output.one_line_each,
     )
     notes = Counter[str]()
 
-    def translate(lines: list[str], first: int) -> "list[Translation]":
+    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> "list[Translation]":
         if first == 0:
             warn_of_wrong_side(lines, translator, info, job.inputs[0])
-        translations = translator.translate(lines, first=first)
+        translations = translator.translate(lines, first=first, prefixes=prefixes)
         notes.update(count_notes(translations))
         return translations
 
@@ -200,22 +221,18 @@ def say_notes(notes: Counter[str]) -> None:
 
 
 def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "tuple[Translator, ModelInfo]":
-    from dist_transformer.inference.sampling import SamplingSettings
     from dist_transformer.inference.translator import Translator
 
-    settings = search_settings(arguments)
-    sampling = None
-    if arguments.sample:
-        temperature = 1.0 if arguments.temperature is None else arguments.temperature
-        sampling = SamplingSettings(seed=arguments.seed, top_k=arguments.top_k, temperature=temperature)
-    model, tokenizer, info = load_model(arguments.model, device, as_dtype(arguments.precision))
-    info = info.facing(arguments.direction, arguments.tag)
+    search, sampling, mbr = decoding_settings(arguments, check_model(arguments))
+    way = {"direction": arguments.direction, "tags": arguments.tag}
+    model, tokenizer, info = load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
     translator = Translator(
         model,
         tokenizer,
         device,
-        settings,
+        search,
         sampling=sampling,
+        mbr=mbr,
         tags=info.direction.tags,
         max_batch_tokens=arguments.batch_tokens,
         split_over=choose_split_over(arguments.split_over, info.longest_source),
@@ -224,8 +241,29 @@ def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "t
     return translator, info
 
 
-def search_settings(arguments: argparse.Namespace) -> "BeamSettings":
-    return beam_settings(arguments, nbest=1 if arguments.nbest is None else arguments.nbest)
+def decoding_settings(
+    arguments: argparse.Namespace, info: ModelInfo
+) -> "tuple[BeamSettings, SamplingSettings | None, MbrSettings | None]":
+    is_search = not arguments.sample and arguments.mbr is None
+    search = beam_settings(arguments, nbest=arguments.nbest if is_search and arguments.nbest is not None else 1)
+    mbr = mbr_settings(arguments, language=info.target_language, nbest=arguments.nbest)
+    return search, sampling_settings(arguments), mbr
+
+
+def sampling_settings(arguments: argparse.Namespace) -> "SamplingSettings | None":
+    from dist_transformer.inference.sampling.sampling import SamplingSettings
+
+    if not arguments.sample:
+        return None
+    return SamplingSettings(
+        seed=arguments.seed,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        epsilon=arguments.epsilon,
+        temperature=1.0 if arguments.temperature is None else arguments.temperature,
+        samples=1 if arguments.nbest is None else arguments.nbest,
+        distinct=arguments.distinct,
+    )
 
 
 def output_format(arguments: argparse.Namespace) -> OutputFormat:
@@ -253,17 +291,27 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
         raise UserError(f"{given} is given without {missing}: give both, or neither for standard input and output")
     if arguments.output is not None:
         parts = parts_of(arguments.output)
-        claim_file(arguments.output, "--output", (arguments.model, *expand(arguments.input, "--input")), beside=[parts])
+        inputs = (*arguments.model, arguments.prefix, *expand(arguments.input, "--input"))
+        claim_file(arguments.output, "--output", inputs, beside=[parts])
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
         raise UserError("--format needs --nbest: give --nbest K, or leave --format out")
-    for flag, value in (("--top-k", arguments.top_k), ("--temperature", arguments.temperature)):
-        if value is not None and not arguments.sample:
+    for flag in ("--top-k", "--top-p", "--temperature", "--distinct"):
+        value = vars(arguments)[flag.removeprefix("--").replace("-", "_")]
+        if value not in (None, False) and not arguments.sample:
             raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
-    if arguments.sample and (arguments.noise or arguments.nbest is not None):
-        other = "--noise" if arguments.noise else "--nbest"
-        raise UserError(f"--sample draws one translation and {other} needs a search: leave one of them out")
+    if arguments.epsilon is not None and not arguments.sample and arguments.mbr is None:
+        raise UserError("--epsilon needs --sample or --mbr: add one of them, or leave --epsilon out")
+    if arguments.prefix is not None and arguments.noise:
+        raise UserError("--noise changes the words that --prefix sets: leave one of them out")
+    if arguments.mbr is not None and (arguments.sample or arguments.noise):
+        other = "--sample" if arguments.sample else "--noise"
+        raise UserError(f"--mbr draws and chooses samples of its own: leave --mbr or {other} out")
+    if arguments.sample and arguments.noise:
+        raise UserError("--sample draws translations and --noise needs a search: leave one of them out")
+    if arguments.distinct and arguments.nbest is None:
+        raise UserError("--distinct compares several samples of a line: set their number with --nbest, or leave it out")
 
 
 def typed_lines(prompt: str) -> Iterator[bytes]:
@@ -283,19 +331,22 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, shares_work=True)
-    add_model_option(parser)
+    add_models_option(parser)
     parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_direction_options(parser)
     add_decoding_options(parser)
     add_split_option(parser, default="the longest source in the training")
+    parser.add_argument("--prefix", type=Path, metavar="F", help="beginnings of the translations, line by line")
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
     parser.add_argument("--format", choices=FORMATS, help="format of --nbest (default moses)")
     parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens (default: all)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample from the most probable tokens of sum P")
+    parser.add_argument("--distinct", action="store_true", help="write no text twice among --nbest samples of a line")
+    add_mbr_options(parser)
     parser.add_argument("--temperature", type=float, metavar="T", help="sample from p^(1/T) (default 1)")
     parser.add_argument("--noise", action="store_true", help="drop, blank and move words of the best translation")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of --sample and --noise (default 1)")
     defaults = f"default {_CHUNK_LINES['cpu']} on a CPU, {_CHUNK_LINES['cuda']} on a GPU"
     parser.add_argument(
         "--chunk-lines", type=int, metavar="N", help=f"lines that are translated and kept at a time ({defaults})"

@@ -149,6 +149,9 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     "max-length-factor",
     ("--sample",): "sampling do-sample random-sampling",
     ("--top-k",): "sampling-topk random-sampling-topk output-sampling",
+    ("--top-p",): "sampling-topp random-sampling-topp nucleus-sampling",
+    ("--epsilon",): "epsilon-cutoff epsilon-sampling",
+    ("--prefix",): "prefix-file target-prefix",
     ("--temperature",): "random-sampling-temp sampling-temperature softmax-temperature temp",
     # Outputs.
     ("--output", "--out", "--json"): "output output-file o out",

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.bleu_tokenizers import base_language, bleu_tokenizer
 
-# Every other language uses mteval's tokeniser, "13a". For Japanese and Korean sacreBLEU also has dictionary tokenisers,
-# which need more packages; "char" needs none. The signature names the tokeniser.
-_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
 # Same as Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, which the paper's English-German scores use: a single letter between
 # two hyphens belongs to the first match, and the second hyphen stays.
 _HYPHEN = re.compile(r"(\S)-(\S)"), r"\1 ##AT##-##AT## \2"
@@ -88,11 +86,6 @@ class Scores:
             table.append(f"no tokenised BLEU: Moses splits at spaces, which does not suit {self.language}")
         signatures = [_aligned(name, score.signature) for name, score, _ in rows if score is not None]
         return "\n".join([*table, "signatures:", *signatures])
-
-
-def bleu_tokenizer(language: str) -> str:
-    """Return sacreBLEU's tokeniser for text of `language`, such as "de", "zh" or "zh-CN"."""
-    return _TOKENIZERS.get(_base(language), "13a")
 
 
 def corpus_bleu(
@@ -183,7 +176,7 @@ def score(
     for each in references:
         _check_counts(hypotheses, each)
     tokenized, compound_split = (
-        _tokenized_bleu(hypotheses, references, _base(target_language), lowercase)
+        _tokenized_bleu(hypotheses, references, base_language(target_language), lowercase)
         if bleu_tokenizer(target_language) == "13a"
         else (None, None)
     )
@@ -252,11 +245,6 @@ def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
     if not references:
         raise UserError("there are no references: give a file with at least one line")
-
-
-def _base(language: str) -> str:
-    """Return the base language: `zh_Hant` → `zh`."""
-    return language.replace("_", "-").split("-")[0].lower()
 
 
 def _aligned(name: str, signature: str) -> str:

@@ -1,5 +1,6 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +16,13 @@ from dist_transformer.evaluation.bleu import Score, Scores, score
 from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.loading import load_joint
+from dist_transformer.inference.sampling.mbr import MbrSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 
 
@@ -38,8 +42,10 @@ class Evaluation:
     seconds: float
     """Time of decoding, without loading and scoring."""
     world_size: int
-    model_folder: Path | None = None
-    """Folder of the model; None if it was not read from one."""
+    mbr: MbrSettings | None = None
+    """Choice among samples; None: beam search."""
+    model_folders: tuple[Path, ...] = ()
+    """Folder of the model, or those of an ensemble; none if it was not read from one."""
 
     def report(self, hypotheses_file: Path) -> dict[str, Any]:
         """Convert to JSON values; `hypotheses_file` is the caller's file for the hypotheses."""
@@ -47,10 +53,11 @@ class Evaluation:
             **self.scores.report(),
             "notes": list(self.notes),
             "sentences": len(self.hypotheses),
+            "mbr": None if self.mbr is None else dataclasses.asdict(self.mbr),
             "split_over": self.split_over,
             "split_sentences": self.split_sentences,
             "hypotheses": str(hypotheses_file),
-            "model": None if self.model_folder is None else str(self.model_folder),
+            "model": " + ".join(map(str, self.model_folders)) or None,
             "steps": list(self.info.steps),
             "corpus": self.info.corpus,
             "direction": self.info.direction.name,
@@ -71,11 +78,12 @@ class ReferencedText:
 
 
 def evaluate(
-    model_folder: Path,
+    model_folders: Sequence[Path],
     *,
     source: Path,
     references: Sequence[Path],
     settings: BeamSettings,
+    mbr: MbrSettings | None = None,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     max_batch_tokens: int | None = None,
@@ -85,11 +93,12 @@ def evaluate(
     tags: Sequence[str] | None = None,
     warn: Callable[[str], object] = lambda _: None,
 ) -> Evaluation:
-    """Translate a test set with a model folder and score it. Collective: every rank must call it.
+    """Translate a test set with a model folder, or an ensemble, and score it. Collective: every rank must call it.
 
     Every rank must pass the same arguments, and gets the same evaluation.
 
     Args:
+        mbr: draw samples and choose among them, instead of a search.
         split_over: as for `Translator`; None, as published scores are made: lines are translated as they stand.
         lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
         direction: name of a direction of the model; needed if there are several.
@@ -100,8 +109,9 @@ def evaluate(
         UserError: a file is unfit on some rank; every rank raises it.
     """
     test_set = read_test_set(source, *references)
-    model, tokenizer, info = on_all_ranks(lambda: load_model(model_folder, device, dtype))
-    info = on_all_ranks(lambda: info.facing(direction, tags))
+    model, tokenizer, info = on_all_ranks(
+        lambda: load_joint(model_folders, device, dtype, direction=direction, tags=tags)
+    )
     if rank() == 0 and (
         caution := wrong_side(
             info,
@@ -120,12 +130,13 @@ def evaluate(
         info,
         test_set,
         settings=settings,
+        mbr=mbr,
         device=device,
         max_batch_tokens=max_batch_tokens,
         split_over=split_over,
         lowercase=lowercase,
     )
-    return replace(evaluation, model_folder=model_folder)
+    return replace(evaluation, model_folders=tuple(model_folders))
 
 
 def read_test_set(source: Path, *references: Path) -> ReferencedText:
@@ -142,12 +153,13 @@ def read_test_set(source: Path, *references: Path) -> ReferencedText:
 
 
 def evaluate_model(
-    model: Transformer,
+    model: DecodingModel,
     tokenizer: Vocabulary,
     info: ModelInfo,
     test_set: ReferencedText,
     *,
     settings: BeamSettings,
+    mbr: MbrSettings | None = None,
     device: torch.device,
     max_batch_tokens: int | None = None,
     split_over: int | None = None,
@@ -160,6 +172,7 @@ def evaluate_model(
             tokenizer,
             device,
             settings,
+            mbr=mbr,
             tags=info.direction.tags,
             max_batch_tokens=max_batch_tokens,
             split_over=split_over,
@@ -186,6 +199,7 @@ def evaluate_model(
         notes=(*noted(count_notes(translations)), *_notes(tokenizer, test_set)),
         hypotheses=hypotheses,
         split_over=split_over,
+        mbr=mbr,
         split_sentences=sum(translation.split is not None for translation in translations),
         seconds=seconds,
         world_size=world_size(),

@@ -144,7 +144,7 @@ def export(
     try:
         make_folder(settings.out.absolute().parent)
         with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:
-            job = _Job(settings, device, translator, info, dev, len(pairs), progress)
+            job = _Job(settings, device, model, translator, info, dev, len(pairs), progress)
             made = job.run(folder, quantised_folder, show)
             _finish(folder if settings.quantization is None else quantised_folder, settings.out)
     except OSError as error:
@@ -185,16 +185,13 @@ def dev_text(pairs: Sequence[tuple[str, str]], translator: Translator, info: Mod
 class _Job:
     settings: ExportSettings
     device: torch.device
+    model: Transformer
     translator: Translator
     info: ModelInfo
     dev: DevText
     lines: int
     """Lines of the user's file, of which `dev` is a sample."""
     progress: Progress
-
-    @property
-    def model(self) -> Transformer:
-        return self.translator.model
 
     @property
     def tokenizer(self) -> Vocabulary:

@@ -8,7 +8,9 @@ from typing import cast
 import numpy as np
 import torch
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, Tokenizer
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, Role
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer
 from dist_transformer.model.packed import PackedTokens, pack_side
@@ -30,25 +32,30 @@ class AttentionMaps:
     """Cross-attention of the decoder."""
 
 
-def attention_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> AttentionMaps:
+def attention_maps(model: DecodingModel, source: Sequence[int], target: Sequence[int]) -> AttentionMaps:
     """Return the weights of every kind of attention while the model reads a sentence and `<s> target`.
 
     Args:
         source: ids without special tokens.
         target: ids without special tokens. Each side, with one special token, must fit the model's positions.
+
+    Raises:
+        UserError: the model is an ensemble.
     """
     maps = _maps(model, source, target, "encoder", "decoder", "cross")
     return AttentionMaps(encoder_LHSS=maps["encoder"], decoder_LHTT=maps["decoder"], cross_LHTS=maps["cross"])
 
 
-def cross_attention_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> torch.Tensor:
+def cross_attention_maps(model: DecodingModel, source: Sequence[int], target: Sequence[int]) -> torch.Tensor:
     """Return `AttentionMaps.cross_LHTS` alone."""
     return _maps(model, source, target, "cross")["cross"]
 
 
 @torch.no_grad()
-def _maps(model: Transformer, source: Sequence[int], target: Sequence[int], *roles: Role) -> dict[Role, torch.Tensor]:
+def _maps(model: DecodingModel, source: Sequence[int], target: Sequence[int], *roles: Role) -> dict[Role, torch.Tensor]:
     """Compute the maps in hooks of the forward pass, from the inputs of its layers, so that training costs no more."""
+    if not isinstance(model, Transformer):
+        raise UserError("attention is that of one model, and this is an ensemble: load one of its models alone")
     maps: dict[Role, list[torch.Tensor]] = {role: [] for role in roles}
 
     def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor | None, AttentionLayout]) -> None:

@@ -24,9 +24,10 @@ from torch.nn import functional
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.candidates import best_extensions
+from dist_transformer.inference.interface import DecodingModel, DecodingState
+from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.products import Linear
-from dist_transformer.model.transformer import Transformer
 
 # Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
@@ -82,12 +83,13 @@ class Hypothesis:
 
 
 def beam_search(
-    model: Transformer,
+    model: DecodingModel,
     sources: Sequence[Sequence[int]],
     *,
     settings: BeamSettings,
     slots: int | None = None,
     never: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
     linear: Linear = functional.linear,
 ) -> list[list[Hypothesis]]:
     """Search for the `nbest` best hypotheses of each source, best first.
@@ -105,6 +107,7 @@ def beam_search(
             All steps then have the same shapes, and on CUDA they are a graph. None: all sentences begin together, and
             steps get smaller as sentences end.
         never: tokens that are never chosen.
+        prefixes: texts that the outputs begin with. One with more tokens than the source replaces its length.
         linear: computes the matrix products of each step.
 
     Returns:
@@ -116,7 +119,7 @@ def beam_search(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Search(model, sources, settings, slots, never, linear).run()
+            return _Search(model, sources, settings, slots, never, prefixes, linear).run()
     finally:
         model.train(was_training)
 
@@ -174,15 +177,16 @@ class _Search:
 
     def __init__(
         self,
-        model: Transformer,
+        model: DecodingModel,
         sources: Sequence[Sequence[int]],
         settings: BeamSettings,
         slots: int | None,
         never: Sequence[int] = (),
+        prefixes: Prefixes | None = None,
         linear: Linear = functional.linear,
     ) -> None:
         self.model, self.sources, self.settings = model, sources, settings
-        self.device = model.embedding.device
+        self.device = model.device
         self.results: list[list[Hypothesis]] = [[] for _ in sources]
         self.waiting = deque(range(len(sources)))
         self.refills = slots is not None
@@ -190,11 +194,11 @@ class _Search:
         self.sentence_of_slot = np.full(count, _IDLE)
 
         positions = model.config.max_positions
-        self.limits = np.array([min(len(source) + settings.max_extra_tokens, positions - 1) for source in sources])
+        self.limits = longest_outputs(sources, settings.max_extra_tokens, positions, prefixes)
         longest_source, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         if self.refills:
             longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
-        self.state = model.new_decoder_state(
+        self.state: DecodingState = model.new_decoder_state(
             slots=count,
             beam_size=settings.beam_size,
             source_room=longest_source,
@@ -202,6 +206,9 @@ class _Search:
             fixed_shapes=self.refills,
             linear=linear,
         )
+        self.tracker: PrefixTracker | None = None
+        if prefixes is not None:
+            self.tracker = PrefixTracker(prefixes, slots=count, beam_size=settings.beam_size, device=self.device)
         self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
         self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
         # lp(n) at place n.
@@ -231,6 +238,8 @@ class _Search:
         self.sentence_of_slot[slots] = sentences
         slots_n = torch.from_numpy(slots).to(self.device)
         self.model.begin_sentences(self.state, slots_n, pack_sources([self.sources[i] for i in sentences], self.device))
+        if self.tracker is not None:
+            self.tracker.begin(slots_n, sentences)
         self.beams.begin(slots_n, torch.from_numpy(self.limits[sentences]).to(self.device))
 
     def _step(self) -> None:
@@ -238,18 +247,18 @@ class _Search:
         beams, beam = self.beams, self.settings.beam_size
         positions_N = self.state.positions_N
         # All hypotheses begin with `<s>`, so one of them shows the best extensions of the first step.
-        is_first = self.state.end == 0 and 2 * beam <= len(self.model.output_weight)
+        is_first = self.state.end == 0 and 2 * beam <= self.model.config.output_size
         rows = 1 if is_first else beam
         hidden_BD = self.model.decode_step(beams.last_Nk[:, :rows].flatten(), self.state)
         logp_Nc, parent_Nc, token_Nc = best_extensions(
+            self.model,
             hidden_BD,
-            self.model.output_weight,
             beams.alive_logp_Nk[:, :rows],
-            bias_V=self.model.output_bias,
             linear=self.state.linear,
             count=2 * beam,
             never=self.never_chosen,
             ends_only_N=positions_N >= beams.limit_N,
+            allowed_BV=None if self.tracker is None else self.tracker.allowed(positions_N, rows=rows),
         )
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc)
@@ -262,6 +271,8 @@ class _Search:
         place_Nk1 = positions_N[:, None, None].expand(-1, beam, 1)
         alive_NkT = beams.alive_NkC[:, :, : self.state.end]
         alive_NkT.copy_(_rows(alive_NkT, parent_Nk)).scatter_(2, place_Nk1, beams.last_Nk.unsqueeze(2))
+        if self.tracker is not None:
+            self.tracker.advance(positions_N, parent_Nk, beams.last_Nk)
         self.state.end_step(parent_Nk)
         self._give_up()
 
@@ -308,6 +319,8 @@ class _Search:
         rows = torch.from_numpy(order).to(self.device)
         self.state.keep(rows, torch.from_numpy(moved).to(self.device))
         self.beams.keep(rows)
+        if self.tracker is not None:
+            self.tracker.keep(rows)
 
 
 def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
@@ -341,6 +354,16 @@ def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     moved = np.flatnonzero(~kept_N[:count])
     order[moved] = count + np.flatnonzero(kept_N[count:])
     return order, moved
+
+
+def longest_outputs(
+    sources: Sequence[Sequence[int]], max_extra_tokens: int, positions: int, prefixes: Prefixes | None
+) -> np.ndarray:
+    """Return the most tokens of each output, without `</s>`."""
+    lengths = np.array([len(source) for source in sources])
+    if prefixes is not None:
+        lengths = np.maximum(lengths, prefixes.least_lengths())
+    return np.minimum(lengths + max_extra_tokens, positions - 1)
 
 
 def pack_sources(sources: Sequence[Sequence[int]], device: torch.device) -> PackedTokens:

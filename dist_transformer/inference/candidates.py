@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.products import Linear
 
@@ -20,26 +21,27 @@ _BLOCK = 64
 
 
 def best_extensions(
+    model: DecodingModel,
     hidden_BD: torch.Tensor,
-    weight_VD: torch.Tensor,
     alive_logp_Nk: torch.Tensor,
     *,
-    bias_V: torch.Tensor | None = None,
     linear: Linear,
     count: int,
     never: torch.Tensor,
     ends_only_N: torch.Tensor,
+    allowed_BV: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Select the `count` most probable extensions of each sentence's k hypotheses.
 
     Extensions of equal probability are ordered by hypothesis, then by token.
 
     Args:
+        model: projects hidden states to logits.
         hidden_BD: hidden states of the hypotheses, sentence-major: (N · k, D).
-        weight_VD: weight of the output projection; `bias_V`, its bias, if any.
         alive_logp_Nk: log probability of the hypotheses.
         linear: computes the projection.
         never: tokens that are not chosen; the probabilities of the others stay the model's.
+        allowed_BV: bool; the only tokens that each hypothesis may take; None: all.
         ends_only_N: bool; sentences whose hypotheses have the maximum length and may only take `</s>`.
 
     Returns:
@@ -47,13 +49,17 @@ def best_extensions(
         extensions, the rest has a log probability of -inf.
     """
     sentences, beam = alive_logp_Nk.shape
-    vocabulary = len(weight_VD)
-    kind, select = ("compiled", _select_compiled) if _compiles(hidden_BD) else (hidden_BD.device.type, _select)
-    rows = max(1, _ELEMENTS[kind] // vocabulary)
-    found = [
-        select(linear(hidden_RD, weight_VD, bias_V), min(count, vocabulary), never)
-        for hidden_RD in hidden_BD.split(rows)
-    ]
+    vocabulary = model.config.output_size
+    compiled, count_of_row = allowed_BV is None and _compiles(hidden_BD), min(count, vocabulary)
+    rows = max(1, _ELEMENTS["compiled" if compiled else hidden_BD.device.type] // vocabulary)
+    found = []
+    for row, hidden_RD in enumerate(hidden_BD.split(rows)):
+        logits_RV = model.project(hidden_RD, linear)
+        if compiled:
+            found.append(_select_compiled(logits_RV, count_of_row, never))
+        else:
+            allowed_RV = None if allowed_BV is None else allowed_BV[row * rows : (row + 1) * rows]
+            found.append(_select(logits_RV, count_of_row, never, allowed_RV))
     value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
     value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)
     end_Nk = end_B.view(sentences, beam)
@@ -75,10 +81,12 @@ def _select_compiled(
 
 
 def _select(
-    logits_RV: torch.Tensor, count: int, never: torch.Tensor
+    logits_RV: torch.Tensor, count: int, never: torch.Tensor, allowed_RV: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do what `cpu_kernels.best_tokens` does, on any device."""
+    """Do what `cpu_kernels.best_tokens` does, on any device, and only with the tokens that are allowed."""
     logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    if allowed_RV is not None:
+        logp_RV.masked_fill_(~allowed_RV, -torch.inf)
     end_R = logp_RV[:, EOS_ID].clone()
     return *largest(logp_RV.index_fill_(1, never, -torch.inf), count), end_R
 

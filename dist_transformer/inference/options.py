@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from dist_transformer.inference.beam import BeamSettings
+    from dist_transformer.inference.sampling.mbr import MbrSettings
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of dtypes of torch by the names of their flags."""
@@ -25,6 +26,12 @@ SCORED_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 def add_model_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     parser.add_argument("--model", type=Path, required=required, metavar="MODEL", help="model folder")
+
+
+def add_models_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add `--model` for one model folder, or for those of an ensemble."""
+    text = "model folder; several are an ensemble: the mean of their probabilities"
+    parser.add_argument("--model", type=Path, nargs="+", required=required, metavar="MODEL", help=text)
 
 
 def add_device_option(
@@ -60,6 +67,40 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
     option("--batch-tokens", f"padded source tokens of a batch times beam ({defaults})", type=int, metavar="N")
 
 
+def add_mbr_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the flags of minimum Bayes risk decoding, two of which sampling shares; `mbr_settings` reads them."""
+
+    def option(name: str, text: str, **settings: Any) -> None:
+        parser.add_argument(name, help=text, **settings)
+
+    option("--mbr", "of N samples, the one with the best mean utility", type=int, metavar="N")
+    option("--utility", "similarity of two samples for --mbr (default chrf)", choices=("chrf", "bleu"))
+    option("--epsilon", "sample tokens of probability E or more (--mbr: 0.02)", type=float, metavar="E")
+    option("--seed", "seed of all random choices (default 1)", type=int, default=1, metavar="S")
+
+
+def mbr_settings(arguments: argparse.Namespace, *, language: str, nbest: int | None = None) -> "MbrSettings | None":
+    """Read the flags of minimum Bayes risk decoding; None: it was not asked for.
+
+    Raises:
+        UserError: a value is out of range, or a flag is given without --mbr.
+    """
+    if arguments.mbr is None:
+        if arguments.utility is not None:
+            raise UserError("--utility is for --mbr: add --mbr N, or leave --utility out")
+        return None
+    from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings
+
+    return MbrSettings(
+        samples=arguments.mbr,
+        utility=arguments.utility or "chrf",
+        language=language,
+        seed=arguments.seed,
+        epsilon=DEFAULT_EPSILON if arguments.epsilon is None else arguments.epsilon,
+        nbest=1 if nbest is None else nbest,
+    )
+
+
 def add_split_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, default: str) -> None:
     """Add `--split-over`; `choose_split_over` reads it."""
     text = f"split longer lines of several sentences; no: only lines too long for the model (default: {default})"
@@ -84,6 +125,7 @@ def decoding_flags(arguments: argparse.Namespace) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False)
     add_direction_options(parser)
     add_decoding_options(parser)
+    add_mbr_options(parser)
     add_split_option(parser, default="")
     add_device_option(parser)
     defaults = vars(parser.parse_args([]))

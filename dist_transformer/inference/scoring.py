@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.tensor_file import is_finite
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.options import SCORED_TOKENS
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.packed import PackedTokens, pack_side
-from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
 
 # Lines that are held in memory, and from which batches are formed.
@@ -41,7 +42,7 @@ class PairScore:
 
 
 def score_pairs(
-    model: Transformer,
+    model: DecodingModel,
     tokenizer: Vocabulary,
     sources: Sequence[str],
     targets: Sequence[str],
@@ -73,7 +74,7 @@ def score_pairs(
 
 
 def score_ids(
-    model: Transformer, pairs: Sequence[IdPair], *, device: torch.device, max_batch_tokens: int | None = None
+    model: DecodingModel, pairs: Sequence[IdPair], *, device: torch.device, max_batch_tokens: int | None = None
 ) -> list[PairScore]:
     """Score pairs as `score_pairs` does, from ids without special tokens that fit the model's positions.
 
@@ -91,7 +92,7 @@ def score_ids(
 
 
 def read_targets(
-    model: Transformer,
+    model: DecodingModel,
     pairs: Sequence[IdPair],
     read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     *,
@@ -127,7 +128,7 @@ def read_targets(
 
 
 def score_files(
-    model: Transformer,
+    model: DecodingModel,
     tokenizer: Vocabulary,
     files: LineFiles,
     *,
@@ -158,7 +159,7 @@ def score_files(
 
 
 def _check_files(
-    model: Transformer,
+    model: DecodingModel,
     tokenizer: Vocabulary,
     files: LineFiles,
     tags: Sequence[str],
@@ -197,12 +198,12 @@ def not_finite(what: str) -> UserError:
     )
 
 
-def longest_line(model: Transformer) -> int:
+def longest_line(model: DecodingModel) -> int:
     """Return the maximum tokens of a source or a target; `</s>` and `<s>` take one position each."""
     return model.config.max_positions - 1
 
 
-def _refuse_long(model: Transformer, pairs: Sequence[IdPair], *, first_line: int) -> None:
+def _refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: int) -> None:
     longest = longest_line(model)
     for line, (source, target) in enumerate(pairs, first_line):
         if max(len(source), len(target)) > longest:
@@ -228,7 +229,7 @@ def _make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
 
 @torch.no_grad()
 def _read_batch(
-    model: Transformer,
+    model: DecodingModel,
     batch: Sequence[IdPair],
     read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     device: torch.device,
@@ -242,7 +243,7 @@ def _read_batch(
         hidden_TD = model.decode(target, model.encode(source), source)
         _, rows = logit_rows(len(labels_T), config.output_size, config.width, device.type)
         blocks = zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
-        found = [read(model.logits(hidden_RD), labels_R) for hidden_RD, labels_R in blocks]
+        found = [read(model.project(hidden_RD, functional.linear).float(), labels_R) for hidden_RD, labels_R in blocks]
     except torch.OutOfMemoryError:
         raise UserError("the device has not enough memory for a batch: give fewer tokens by --batch-tokens") from None
     if not is_finite(values_T := torch.cat(found)):

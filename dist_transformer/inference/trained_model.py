@@ -14,12 +14,15 @@ from dist_transformer.config.wrong_names import known_parameters
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.options import as_dtype, choose_split_over
+from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
+from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
-from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.device import find_device
 
 
@@ -46,9 +49,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model in memory; `dist_transformer.load` makes it."""
+    """A model, or an ensemble, in memory; `dist_transformer.load` makes it."""
 
-    model: Transformer
+    model: DecodingModel
     tokenizer: Vocabulary
     info: ModelInfo
     device: torch.device
@@ -58,28 +61,33 @@ class TrainedModel:
     @known_parameters
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         device: str | None = None,
         precision: str = "fp32",
         direction: str | None = None,
         tags: Sequence[str] | None = None,
     ) -> "TrainedModel":
-        """Load a model folder.
+        """Load a model folder, or several as an ensemble.
 
         Args:
-            path: folder that `average` wrote.
+            path: folder that `average` wrote. Those of a list become an ensemble: each step of a search, and each
+                score, uses the mean of the models' probabilities. They must have one vocabulary.
             device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
             precision: `fp32` or `bf16`.
             direction: direction such as `en-de`; required if the model has several.
             tags: tags in front of every source, instead of the direction's.
 
         Raises:
-            UserError: the model folder is damaged, the device cannot be used, or there is no such direction.
+            UserError: a model folder is damaged, the device cannot be used, there is no such direction, or the models
+                of an ensemble have different vocabularies.
         """
+        paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+        if not paths:
+            raise UserError("path has no model folder: pass at least one")
         where = find_device(device)
-        model, tokenizer, info = load_model(Path(path), where, as_dtype(precision))
-        return cls(model, tokenizer, info.facing(direction, tags), where)
+        loaded = load_joint(list(map(Path, paths)), where, as_dtype(precision), direction=direction, tags=tags)
+        return cls(*loaded, where)
 
     # A str is also a sequence of str, so overloads overlap; the first match applies.
     @overload
@@ -93,6 +101,7 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
+        prefixes: str | Sequence[str] | None = ...,
     ) -> str: ...
 
     @overload
@@ -106,6 +115,7 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
+        prefixes: str | Sequence[str] | None = ...,
     ) -> list[str]: ...
 
     @overload
@@ -119,6 +129,7 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
+        prefixes: str | Sequence[str] | None = ...,
     ) -> list[list[ScoredText]]: ...
 
     @known_parameters
@@ -132,6 +143,7 @@ class TrainedModel:
         max_extra_tokens: int = 50,
         batch_tokens: int | None = None,
         split_over: int | Literal["no"] | None = None,
+        prefixes: str | Sequence[str] | None = None,
     ) -> str | list[str] | list[list[ScoredText]]:
         """Translate lines by beam search, as the command `translate` does.
 
@@ -146,9 +158,12 @@ class TrainedModel:
             split_over: lines of several sentences with more tokens are split at the ends of the sentences, and a
                 warning counts them. None: those with more than any source in the training; `no`: only lines that are
                 too long for the model.
+            prefixes: text that each translation begins with, as the target vocabulary normalizes it: a str for one
+                line, or a list, with an empty one for no prefix. It may end inside a word. A line with a prefix is
+                translated as a whole.
 
         Raises:
-            UserError: a setting out of range, or weights that are not finite.
+            UserError: a setting out of range, or weights that are not finite, or a prefix that does not fit its line.
         """
         settings = BeamSettings(
             beam_size=beam,
@@ -156,25 +171,118 @@ class TrainedModel:
             max_extra_tokens=max_extra_tokens,
             nbest=1 if nbest is None else nbest,
         )
-        tags = self.info.direction.tags
-        translator = Translator(
+        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over)
+        found = _translated(translator, _as_list(lines), prefixes=None if prefixes is None else _as_list(prefixes))
+        if nbest is not None:
+            return found
+        texts = [hypotheses[0].text for hypotheses in found]
+        return texts[0] if isinstance(lines, str) else texts
+
+    @known_parameters
+    def sample(
+        self,
+        lines: Sequence[str],
+        *,
+        samples: int = 1,
+        distinct: bool = False,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        epsilon: float | None = None,
+        temperature: float = 1.0,
+        seed: int = 1,
+        length_penalty: float = 0.6,
+        max_extra_tokens: int = 50,
+        batch_tokens: int | None = None,
+        split_over: int | Literal["no"] | None = None,
+        prefixes: Sequence[str] | None = None,
+    ) -> list[list[ScoredText]]:
+        """Draw translations of lines from the model, as the command `translate --sample` does.
+
+        Args:
+            samples: samples per line, in the order in which they are drawn.
+            distinct: replace a sample whose text was drawn before by a further one.
+            top_k: number of most probable tokens to draw from.
+            top_p: draw from the most probable tokens that have together at least this probability.
+            epsilon: draw from tokens of at least this probability.
+            temperature: draw from p^(1 / temperature).
+            seed: seed of the random numbers, which depend on the line's number and the sample's number otherwise.
+            length_penalty: exponent of the length penalty in the score.
+            max_extra_tokens, batch_tokens, split_over, prefixes: as for `translate`.
+
+        Raises:
+            UserError: `translate` would raise it.
+        """
+        _refuse_text(lines=lines)
+        sampling = SamplingSettings(
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            epsilon=epsilon,
+            temperature=temperature,
+            samples=samples,
+            distinct=distinct,
+        )
+        settings = BeamSettings(length_penalty=length_penalty, max_extra_tokens=max_extra_tokens)
+        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over, sampling=sampling)
+        return _translated(translator, lines, prefixes=prefixes)
+
+    @known_parameters
+    def mbr(
+        self,
+        lines: Sequence[str],
+        *,
+        samples: int,
+        utility: Utility = "chrf",
+        nbest: int = 1,
+        epsilon: float = DEFAULT_EPSILON,
+        seed: int = 1,
+        max_extra_tokens: int = 50,
+        batch_tokens: int | None = None,
+        split_over: int | Literal["no"] | None = None,
+        prefixes: Sequence[str] | None = None,
+    ) -> list[list[ScoredText]]:
+        """Choose among samples of each line by their expected utility, as the command `translate --mbr` does.
+
+        Args:
+            samples: samples per line, which are also each other's references.
+            utility: `chrf` or `bleu`, sacreBLEU's score of a sentence.
+            nbest: texts per line, best first; the score is the expected utility, 0 to 100.
+            epsilon: least probability of the tokens of a sample.
+            seed: seed of the samples.
+            max_extra_tokens, batch_tokens, split_over, prefixes: as for `translate`.
+
+        Raises:
+            UserError: `translate` would raise it.
+        """
+        _refuse_text(lines=lines)
+        language = self.info.target_language
+        mbr = MbrSettings(samples=samples, utility=utility, language=language, seed=seed, epsilon=epsilon, nbest=nbest)
+        settings = BeamSettings(max_extra_tokens=max_extra_tokens)
+        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over, mbr=mbr)
+        return _translated(translator, lines, prefixes=prefixes)
+
+    def _translator(
+        self,
+        settings: BeamSettings,
+        *,
+        batch_tokens: int | None,
+        split_over: int | Literal["no"] | None,
+        sampling: SamplingSettings | None = None,
+        mbr: MbrSettings | None = None,
+    ) -> Translator:
+        return Translator(
             self.model,
             self.tokenizer,
             self.device,
             settings,
-            tags=tags,
+            sampling=sampling,
+            mbr=mbr,
+            tags=self.info.direction.tags,
             max_batch_tokens=batch_tokens,
             split_over=choose_split_over(split_over, self.info.longest_source),
             longest_trained=self.info.longest_source,
             products=self._products,
         )
-        translations = translator.translate([lines] if isinstance(lines, str) else lines)
-        for note in noted(count_notes(translations)):
-            warnings.warn(note, stacklevel=2)
-        if nbest is not None:
-            return [list(translation.hypotheses) for translation in translations]
-        texts = [translation.text for translation in translations]
-        return texts[0] if isinstance(lines, str) else texts
 
     @known_parameters
     def score(self, src: Sequence[str], tgt: Sequence[str], *, batch_tokens: int | None = None) -> list[PairScore]:
@@ -201,7 +309,7 @@ class TrainedModel:
         """Return the attention of every layer and head while the model reads `src` and produces `tgt`.
 
         Raises:
-            UserError: a sentence has more tokens than the model has room for.
+            UserError: a sentence has more tokens than the model has room for, or the model is an ensemble.
         """
         ours, theirs = self.tokenizer.source, self.tokenizer.target
         source = [*ours.tag_ids(self.info.direction.tags), *ours.encode(src)]
@@ -219,6 +327,20 @@ class TrainedModel:
             decoder=maps.decoder_LHTT,
             cross=maps.cross_LHTS,
         )
+
+
+def _translated(
+    translator: Translator, lines: Sequence[str], *, prefixes: Sequence[str] | None
+) -> list[list[ScoredText]]:
+    translations = translator.translate(lines, prefixes=prefixes)
+    for note in noted(count_notes(translations)):
+        # Of the line that called the method, past `known_parameters`.
+        warnings.warn(note, stacklevel=4)
+    return [list(translation.hypotheses) for translation in translations]
+
+
+def _as_list(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _refuse_text(**arguments: object) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,12 +11,14 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.options import BATCH_TOKENS
-from dist_transformer.inference.sampling import SamplingSettings, sample
+from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
+from dist_transformer.inference.sampling.mbr import MbrSettings, choose
+from dist_transformer.inference.sampling.sampling import SamplingSettings, sample_several
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
 from dist_transformer.model.products import Products
-from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
 # Whether the next sentence takes the slot of one that ended. On a CPU this took 1.5 times as long as steps that get
@@ -48,8 +50,8 @@ class Translation:
     """Translation of one line; a blank line has one empty hypothesis."""
 
     hypotheses: tuple[ScoredText, ...]
-    """At least one hypothesis, best first. For a split line, the k-th joins the k-th of each part; its score is their
-    mean."""
+    """At least one hypothesis: the best first, or samples in the order in which they were drawn. For a split line, the
+    k-th joins the k-th of each part; its score is their mean."""
     split: Split | None = None
     beyond_training: bool = False
     """Whether the line, or a part of it, is longer than anything that the model was trained on."""
@@ -77,6 +79,17 @@ def noted(notes: Counter[str]) -> list[str]:
     return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in sorted(notes.items())]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Tokens to decode of some lines."""
+
+    ids: list[list[int]]
+    places: list[range]
+    """Sources of each line: none, the line, or its parts."""
+    prefixes: list[Prefix | None]
+    """Beginning of the output of each source."""
+
+
 _EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
 
 
@@ -88,7 +101,8 @@ class Translator:
 
     Args:
         settings: settings of the search; sampling uses its maximum length and its length penalty.
-        sampling: draw each translation from the model, instead of a search.
+        sampling: draw translations from the model, instead of a search, in the order of their numbers.
+        mbr: draw samples, and choose among them by their expected utility, which is their score.
         tags: tags of the vocabulary, in front of every source and of every part of a split line.
         max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
             default for the device.
@@ -102,12 +116,13 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer,
+        model: DecodingModel,
         tokenizer: Vocabulary,
         device: torch.device,
         settings: BeamSettings,
         *,
         sampling: SamplingSettings | None = None,
+        mbr: MbrSettings | None = None,
         tags: Sequence[str] = (),
         max_batch_tokens: int | None = None,
         split_over: int | None = None,
@@ -115,13 +130,15 @@ class Translator:
         max_source_tokens: int | None = None,
         products: Products | None = None,
     ) -> None:
-        self.prefix = tokenizer.source.tag_ids(tags)
+        self.tag_ids = tokenizer.source.tag_ids(tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
-        positions = model.config.max_positions - 1 - len(self.prefix)
-        self.model, self.tokenizer, self.settings = model.to(device), tokenizer, settings
-        self.sampling = sampling
+        positions = model.config.max_positions - 1 - len(self.tag_ids)
+        model.to(device)
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.sampling, self.mbr = mbr.sampling if mbr else sampling, mbr
+        self._piece_texts: PieceTexts | None = None
         self.products = products or Products()
-        self.refills = sampling is None and _REFILLS[device.type]
+        self.refills = self.sampling is None and _REFILLS[device.type]
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
@@ -136,14 +153,22 @@ class Translator:
                 f"give {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} positions"
             )
 
-    def translate(self, lines: Sequence[str], *, first: int = 0) -> list[Translation]:
+    def translate(
+        self, lines: Sequence[str], *, first: int = 0, prefixes: Sequence[str] | None = None
+    ) -> list[Translation]:
         """Translate each line, in order.
 
         Args:
             first: number of the first line, from 0, if the lines are a part of a longer text.
+            prefixes: text that the translation of each line begins with, as the target vocabulary normalizes it; blank
+                for no prefix. A line with a prefix is translated as a whole.
+
+        Raises:
+            UserError: there are more or fewer prefixes than lines; or a prefix has characters that the vocabulary
+                lacks, or is too long for the model, or belongs to a line that is blank or too long.
         """
-        sources, places = self._sources(lines)
-        return self._assemble(sources, places, self._decode(self._batches(sources), sources, places, first))
+        sources = self._sources(lines, first, prefixes)
+        return self._assemble(sources, self._decode(self._batches(sources.ids), sources, first))
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
@@ -153,38 +178,75 @@ class Translator:
         Raises:
             UserError: decoding failed on some rank; the error is the same on every rank.
         """
-        sources, places = self._sources(lines)
-        share = self._batches(sources)[rank() :: world_size()]
-        decoded = on_all_ranks(lambda: self._decode(share, sources, places, 0))
+        sources = self._sources(lines, 0, None)
+        share = self._batches(sources.ids)[rank() :: world_size()]
+        decoded = on_all_ranks(lambda: self._decode(share, sources, 0))
         everything: dict[int, tuple[ScoredText, ...]] = {}
         for part in gather_objects(decoded, kinds=(ScoredText,)):
             everything.update(part)
-        return self._assemble(sources, places, everything)
+        return self._assemble(sources, everything)
 
     def source_ids(self, line: str) -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
-        return [*self.prefix, *self.tokenizer.source.encode(line)]
+        return [*self.tag_ids, *self.tokenizer.source.encode(line)]
 
-    def _sources(self, lines: Sequence[str]) -> tuple[list[list[int]], list[range]]:
-        """Return the tokens of all sources to decode, and the range of them per line: none, the line, or its parts."""
-        sources: list[list[int]] = []
-        places = []
+    def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
+        """Return everything to decode."""
+        beginnings = self._prefixes(lines, first, prefixes)
+        sources = _Sources([], [], [])
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         lines = [self.tokenizer.source.clean(line) for line in lines]
-        for line, ids in zip(lines, self.tokenizer.source.encode_batch(lines), strict=True):
-            first = len(sources)
+        encoded_lines = self.tokenizer.source.encode_batch(lines)
+        for number, (line, ids, beginning) in enumerate(zip(lines, encoded_lines, beginnings, strict=True), first + 1):
+            start = len(sources.ids)
             if not self.tokenizer.source.is_blank(line):
-                parts = self._parts(line, len(ids))
+                if beginning is not None and len(ids) > self.max_source_tokens:
+                    raise UserError(
+                        f"line {number:,} has a prefix and {len(ids):,} tokens, and lines of more than "
+                        f"{self.max_source_tokens:,} are translated in parts: split the line, or leave its prefix empty"
+                    )
+                parts = [line] if beginning is not None else self._parts(line, len(ids))
                 encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
-                sources += [[*self.prefix, *part] for part in encoded]
-            places.append(range(first, len(sources)))
-        return sources, places
+                sources.ids.extend([*self.tag_ids, *part] for part in encoded)
+                sources.prefixes.extend([beginning] * len(encoded))
+            elif beginning is not None:
+                raise UserError(f"line {number:,} is blank and has a prefix: leave its prefix empty, or fill the line")
+            sources.places.append(range(start, len(sources.ids)))
+        return sources
+
+    def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
+        """Encode the prefix of each line."""
+        if prefixes is None:
+            return [None] * len(lines)
+        if len(prefixes) != len(lines):
+            raise UserError(
+                f"there are {len(prefixes):,} prefixes and {len(lines):,} lines: pass one prefix for each line, empty "
+                "for none"
+            )
+        encoded: list[Prefix | None] = []
+        longest = self.model.config.max_positions - 1
+        for number, text in enumerate(prefixes, first + 1):
+            if self.tokenizer.target.is_blank(text):
+                encoded.append(None)
+                continue
+            self._piece_texts = self._piece_texts or PieceTexts(self.tokenizer.target)
+            try:
+                prefix = self._piece_texts.encode(text)
+            except UserError as error:
+                raise UserError(f"line {number:,} {error}") from None
+            if prefix.most_tokens > longest:
+                raise UserError(
+                    f"line {number:,} has a prefix that may take {prefix.most_tokens:,} tokens, and the model has room "
+                    f"for {longest:,}: shorten it"
+                )
+            encoded.append(prefix)
+        return encoded
 
     def _parts(self, line: str, tokens: int) -> list[str]:
         """Return what is translated one by one: the line, its sentences if it is long, or smaller parts."""
         if tokens > self.max_source_tokens:
             return split_text(line, self.tokenizer.source, self.max_source_tokens)
-        if self.split_over is None or len(self.prefix) + tokens <= self.split_over:
+        if self.split_over is None or len(self.tag_ids) + tokens <= self.split_over:
             return [line]
         sentences = split_sentences(line)
         return sentences if len(sentences) > 1 else [line]
@@ -193,20 +255,18 @@ class Translator:
         return make_batches(
             range(len(sources)),
             [len(source) + 1 for source in sources],
-            beam_size=1 if self.sampling else self.settings.beam_size,
+            beam_size=self.sampling.samples if self.sampling else self.settings.beam_size,
             max_tokens=self.max_batch_tokens,
             refills=self.refills,
         )
 
-    def _decode(
-        self, batches: list[Batch], sources: Sequence[list[int]], places: Sequence[range], first: int
-    ) -> dict[int, tuple[ScoredText, ...]]:
+    def _decode(self, batches: list[Batch], sources: _Sources, first: int) -> dict[int, tuple[ScoredText, ...]]:
         # The line and part of each source, which seed its random numbers.
-        keys = [(line, part) for line, parts in enumerate(places, first) for part in range(len(parts))]
+        keys = [(line, part) for line, parts in enumerate(sources.places, first) for part in range(len(parts))]
         decoded = {}
         for batch in batches:
             try:
-                found = self._search(batch, [sources[i] for i in batch.places], [keys[i] for i in batch.places])
+                found = self._search(batch, sources, [keys[i] for i in batch.places])
             except torch.OutOfMemoryError:
                 raise UserError(
                     f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"
@@ -215,50 +275,57 @@ class Translator:
                 # Where nothing is finite, a search has no hypothesis.
                 if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
                     raise not_finite("a translation")
-                texts = (_one_line(self.tokenizer.target.decode(hypothesis.tokens)) for hypothesis in hypotheses)
+                texts = (self._text_of(hypothesis.tokens) for hypothesis in hypotheses)
                 decoded[i] = tuple(
                     ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
                 )
+                if self.mbr is not None:
+                    decoded[i] = _best(decoded[i], self.mbr)
         return decoded
 
-    def _search(
-        self, batch: Batch, sources: Sequence[list[int]], keys: Sequence[tuple[int, int]]
-    ) -> list[list[Hypothesis]]:
+    def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
+        ids, rows = [sources.ids[i] for i in batch.places], [sources.prefixes[i] for i in batch.places]
+        prefixes = None
+        if self._piece_texts is not None and any(rows):
+            prefixes = Prefixes(self._piece_texts, rows)
         target = self.tokenizer.target
         never = target.tag_ids(target.tags)
         if self.sampling is None:
             return beam_search(
                 self.model,
-                sources,
+                ids,
                 settings=self.settings,
                 slots=batch.slots,
                 never=never,
+                prefixes=prefixes,
                 linear=self.products,
             )
-        drawn = sample(
+        return sample_several(
             self.model,
-            sources,
+            ids,
             keys,
             settings=self.sampling,
+            text_of=self._text_of,
             max_extra_tokens=self.settings.max_extra_tokens,
             length_penalty=self.settings.length_penalty,
             never=never,
+            prefixes=prefixes,
             linear=self.products,
         )
-        return [[hypothesis] for hypothesis in drawn]
 
-    def _assemble(
-        self, sources: Sequence[Sequence[int]], places: Sequence[range], decoded: dict[int, tuple[ScoredText, ...]]
-    ) -> list[Translation]:
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return _one_line(self.tokenizer.target.decode(tokens))
+
+    def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         limit = min(self.max_source_tokens, self.split_over or self.max_source_tokens)
         return [
             Translation(
                 hypotheses=_joined([decoded[i] for i in parts]) if parts else _EMPTY,
                 split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
-                beyond_training=any(len(sources[i]) > (self.longest_trained or len(sources[i])) for i in parts),
+                beyond_training=any(len(sources.ids[i]) > (self.longest_trained or len(sources.ids[i])) for i in parts),
             )
-            for parts in places
+            for parts in sources.places
         ]
 
 
@@ -274,6 +341,12 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
         )
         for alike in zip(*parts, strict=False)
     )
+
+
+def _best(samples: tuple[ScoredText, ...], mbr: MbrSettings) -> tuple[ScoredText, ...]:
+    """Return the samples that have the highest expected utility, with it as their score."""
+    chosen = choose([one.text for one in samples], mbr)
+    return tuple(replace(samples[place], score=utility) for place, utility in chosen)
 
 
 def _one_line(text: str) -> str:

@@ -94,6 +94,10 @@ class Transformer(nn.Module):
         """
         return not self.config.attention_dropout and self._kernel(1) != "groups"
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
     def embedding_weights(self) -> dict[str, torch.Tensor]:
         """Return the distinct matrices of shape (V, D): one, two or three, as embeddings are tied."""
         names = ("embedding", "target_embedding", "output_projection")
@@ -141,9 +145,13 @@ class Transformer(nn.Module):
             x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
         return self.decoder_norm(x_TD)
 
+    def project(self, hidden: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
+        """Project hidden states, shape (…, D), to logits, shape (…, V), in the dtype of the parameters."""
+        return linear(hidden, self.output_weight, self.output_bias)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Project hidden states, shape (…, D), to logits, shape (…, V), in fp32."""
-        return functional.linear(hidden, self.output_weight, self.output_bias).float()
+        return self.project(hidden).float()
 
     def new_decoder_state(
         self,

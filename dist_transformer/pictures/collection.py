@@ -4,9 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.trained_model import TrainedModel
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import load_model
 from dist_transformer.pictures.attention import attention_pictures
 from dist_transformer.pictures.cost import cost_picture
 from dist_transformer.pictures.masks import mask_picture
@@ -67,7 +71,7 @@ def make_pictures(settings: PictureSettings) -> Collection:
     model = None
     if settings.model is not None:
         model = TrainedModel.load(settings.model, device="cpu", direction=settings.direction, tags=settings.tags)
-    learned_PD = _learned_positions(model, settings.learned_model)
+    learned_PD = _learned_positions(None if model is None else model.model, settings.learned_model)
     pictures = [mask_picture()]
     if model is None:
         notes.append("Not here: the attention of a trained model. Give --model MODEL and --src-text with a sentence.")
@@ -96,17 +100,17 @@ def _attention(model: TrainedModel, settings: PictureSettings, notes: list[str])
     return pictures
 
 
-def _learned_positions(model: TrainedModel | None, other: Path | None) -> np.ndarray | None:
+def _learned_positions(model: DecodingModel | None, other: Path | None) -> np.ndarray | None:
     """Return the table of learned positions of `other`, or else of `model`; None if there is none."""
     if other is not None:
-        model = TrainedModel.load(other, device="cpu")
-        found = model.model.config.positions
+        model = learned = load_model(other, torch.device("cpu"))[0]
+        found = learned.config.positions
         if found != _LEARNED:
             raise UserError(
                 f"--learned-model {other} has {found} positions: give a model that was trained with "
                 "--model.positions learned"
             )
-    if model is None or model.model.config.positions != _LEARNED:
+    if not isinstance(model, Transformer) or model.config.positions != _LEARNED:
         return None
-    table_PD: np.ndarray = model.model.position_vectors(model.model.config.max_positions).detach().numpy()
+    table_PD: np.ndarray = model.position_vectors(model.config.max_positions).detach().numpy()
     return table_PD

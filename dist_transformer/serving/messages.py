@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -31,17 +32,24 @@ class AttentionRequest:
 
 
 def most_bytes(max_characters: int) -> int:
-    """Return the bytes of the longest body for a text of `max_characters` characters."""
-    return _BYTES_PER_CHARACTER * max_characters + _OTHER_BYTES
+    """Return the bytes of the longest body for a text and a prefix of `max_characters` characters each."""
+    return 2 * _BYTES_PER_CHARACTER * max_characters + _OTHER_BYTES
 
 
-def read_text(body: bytes, *, max_characters: int) -> str:
-    """Read the body of a request for translations, `{"text": …}`.
+def read_text(body: bytes, *, max_characters: int) -> tuple[str, str]:
+    """Read the body of a request for translations, `{"text": …}` or `{"text": …, "prefix": …}`.
+
+    Returns:
+        The text, and what its translations begin with; empty for no prefix.
 
     Raises:
         UserError: the body is anything else; the message is one sentence.
     """
-    return _checked_text(_fields(body, {"text"})["text"], max_characters)
+    fields = _fields(body, {"text"}, optional={"prefix"})
+    prefix = fields.get("prefix", "")
+    if not isinstance(prefix, str) or len(prefix) > max_characters:
+        raise UserError(f"prefix must be a string of at most {max_characters:,} characters")
+    return _checked_text(fields["text"], max_characters), checked_line(prefix)
 
 
 def read_attention_request(body: bytes, *, models: int, max_characters: int) -> AttentionRequest:
@@ -90,9 +98,9 @@ def checked_line(text: str) -> str:
     return line
 
 
-def _fields(body: bytes, names: set[str]) -> dict[str, Any]:
+def _fields(body: bytes, names: set[str], *, optional: Set[str] = frozenset()) -> dict[str, Any]:
     fields = read_json(body)
-    if not isinstance(fields, dict) or fields.keys() != names:
+    if not isinstance(fields, dict) or fields.keys() - optional != names:
         raise UserError(f"the request must be a JSON object with {', '.join(sorted(names))}")
     return fields
 

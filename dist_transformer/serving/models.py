@@ -1,5 +1,6 @@
 """Served models: translations of a text, and the attention weights of a translation, as plain JSON values."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.translator import Translator
-from dist_transformer.model_folder import ModelInfo, load_model
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.serving.messages import NO_TEXT, AttentionRequest, Kind
 
 # Longer sentences have no maps: a picture of 128 by 128 words is illegible, and a layer of 8 such heads is 0.7 MB.
@@ -21,7 +24,7 @@ LONGEST_MAP = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A loaded model folder."""
+    """A loaded model folder, or ensemble."""
 
     name: str
     info: ModelInfo
@@ -45,7 +48,7 @@ class ServedModel:
 
 
 def load_models(
-    paths: Sequence[Path],
+    served: Sequence[Sequence[Path]],
     device: torch.device,
     dtype: torch.dtype,
     settings: BeamSettings,
@@ -53,15 +56,20 @@ def load_models(
     direction: str | None = None,
     tags: Sequence[str] | None = None,
 ) -> list[ServedModel]:
-    """Load model folders, each for one direction.
+    """Load the models to be shown side by side, each for one direction.
+
+    Args:
+        served: model folder of each model, or those of an ensemble.
 
     Raises:
-        UserError: a folder has no intact model, or the model does not have that direction.
+        UserError: a folder has no intact model, or the model does not have that direction, or those of an ensemble
+            have different vocabularies.
     """
     models = []
-    for path, name in zip(paths, short_names(paths), strict=True):
-        model, tokenizer, info = load_model(path, device, dtype)
-        info = info.facing(direction, tags)
+    names = iter(short_names([path for paths in served for path in paths]))
+    for paths in served:
+        name = " + ".join(itertools.islice(names, len(paths)))
+        model, tokenizer, info = load_joint(paths, device, dtype, direction=direction, tags=tags)
         longest = info.longest_source
         translator = Translator(
             model, tokenizer, device, settings, tags=info.direction.tags, split_over=longest, longest_trained=longest
@@ -82,22 +90,25 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return ["/".join(part[-count:]) for part in parts]
 
 
-def translate(model: ServedModel, text: str) -> dict[str, Any]:
+def translate(model: ServedModel, text: str, prefix: str = "") -> dict[str, Any]:
     """Translate a text of one line.
+
+    Args:
+        prefix: text that the translations begin with; blank for none.
 
     Returns:
         `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is `</s>`;
         `source_pieces`; `split`, which is None unless the text was too long to translate whole; `beyond_training`, if a
-        sentence is longer than any in the training; `has_maps`.
+        sentence is longer than any in the training; `has_maps`, which an ensemble never has.
 
     Raises:
-        UserError: the vocabulary leaves nothing of the text, or the model's numbers are not finite, or the device has
-            not enough memory.
+        UserError: the vocabulary leaves nothing of the text, or the prefix does not fit, or the model's numbers are not
+            finite, or the device has not enough memory.
     """
     tokenizer = model.translator.tokenizer
     if tokenizer.source.is_blank(text):
         raise UserError(NO_TEXT)
-    (translation,) = model.translator.translate([text])
+    (translation,) = model.translator.translate([text], prefixes=[prefix])
     split = translation.split
     source = model.translator.source_ids(text)
     longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
@@ -106,7 +117,7 @@ def translate(model: ServedModel, text: str) -> dict[str, Any]:
         "source_pieces": readable_pieces(tokenizer.source, source),
         "split": None if split is None else {"parts": split.parts, "limit": split.limit},
         "beyond_training": translation.beyond_training,
-        "has_maps": split is None and longest < LONGEST_MAP,
+        "has_maps": split is None and longest < LONGEST_MAP and isinstance(model.translator.model, Transformer),
         "hypotheses": [
             {
                 "text": found.text,

@@ -123,8 +123,8 @@ def make_app(
         return _json({**limits, "models": [model.describe() for model in models]})
 
     async def answer_translate(request: web.Request) -> web.Response:
-        text = read_text(await _json_body(request), max_characters=max_characters)
-        return _json({"results": await worker.run(lambda: [translate(model, text) for model in models])})
+        text, prefix = read_text(await _json_body(request), max_characters=max_characters)
+        return _json({"results": await worker.run(lambda: [translate(model, text, prefix) for model in models])})
 
     async def answer_attention(request: web.Request) -> web.Response:
         wanted = read_attention_request(await _json_body(request), models=len(models), max_characters=max_characters)

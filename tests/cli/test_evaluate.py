@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import dist_transformer
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import evaluate as module
 from dist_transformer.cli.evaluate import main
@@ -33,6 +34,33 @@ def files(tmp_path: Path, toy_lines: Lines) -> tuple[Path, Path]:
     # U+2028 is no end of line, and references are not normalised.
     reference.write_text("\n".join([*references, "leer\u2028", "ﬁn"]) + "\n", encoding="utf-8")
     return source, reference
+
+
+@pytest.mark.system
+def test_the_choice_among_samples_on_one_rank_and_on_two(
+    model_folder: Path, files: tuple[Path, Path], toy_lines: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    source, reference = files
+    flags = ("--mbr", "5", "--seed", "3", "--epsilon", "0.05")
+    found = []
+    for ranks in (1, 2):
+        out = tmp_path / f"on_{ranks}" / "result.json"
+        done = evaluate(ranks, "--model", model_folder, "--src", source, "--ref", reference, "--json", out, *flags)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(out.read_text())
+        chosen = {"samples": 5, "utility": "chrf", "language": "de", "seed": 3, "epsilon": 0.05, "nbest": 1}
+        assert report["mbr"] == chosen
+        found.append(Path(report["hypotheses"]).read_text("utf-8").splitlines())
+    assert found[0] == found[1]
+    model = dist_transformer.load(model_folder, device="cpu")
+    expected = model.mbr(toy_lines[0][:25], samples=5, seed=3, epsilon=0.05, max_extra_tokens=5)
+    assert found[0][:25] == [row[0].text for row in expected]
+    for words, said in (
+        (("--seed", "2", "--hypotheses", source, "--tgt-lang", "de"), "--seed is for --model: leave it out with"),
+        (("--model", model_folder, "--src", source, "--epsilon", "0.1"), "--epsilon is for --mbr: add --mbr N"),
+    ):
+        done = run_python("tools/evaluate_bleu.py", *words, "--ref", reference)
+        assert (done.returncode, done.stderr.startswith(f"error: {said}")) == (1, True), done.stderr
 
 
 @pytest.mark.system

@@ -53,9 +53,9 @@ INPUTS = {
     },
     "report": {"--run-dir"},
     "score": {"--model", "--src", "--tgt"},
-    "serve": {"--model"},
+    "serve": {"--model", "--compare"},
     "train": {"--deepspeed-config", "--init-from"},
-    "translate": {"--model", "--input"},
+    "translate": {"--model", "--input", "--prefix"},
     "verify": {"--run-dir", "--data"},
 }
 

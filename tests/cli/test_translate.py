@@ -138,6 +138,25 @@ def test_nbest(model_folder: Path, toy_lines: Lines) -> None:
     assert len(plain) == 3
 
 
+def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lines: Lines, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes.txt"
+    prefixes.write_text("der Hu\n\ndie al\n", encoding="utf-8")
+    text = "".join(f"{line}\n" for line in toy_lines[0][:3])
+    first, second, third = translate(model_folder, text, "--prefix", str(prefixes)).stdout.splitlines()
+    assert (first[:6], third[:6]) == ("der Hu", "die al")
+    assert second == translate(model_folder, text).stdout.splitlines()[1]
+    # The same from a file, in chunks of one line, on two ranks.
+    (tmp_path / "in.txt").write_text(text, encoding="utf-8")
+    files = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", "--chunk-lines", 1]
+    done = run_python(*command(model_folder), *files, "--prefix", prefixes, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_text("utf-8").splitlines() == [first, second, third]
+    for count, said in ((2, "the input ends after 2 lines"), (4, f"{prefixes} ends after 3 lines")):
+        done = translate(model_folder, "a\n" * count, "--prefix", str(prefixes))
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: --prefix: {said}")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

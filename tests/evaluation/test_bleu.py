@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.bleu_tokenizers import bleu_tokenizer
 from dist_transformer.evaluation.bleu import (
-    bleu_tokenizer,
     corpus_bleu,
     corpus_chrf,
     count_edits,

@@ -72,23 +72,23 @@ def test_an_evaluation_reads_the_tags_of_its_direction(
     source.write_text("Ein Hund.\n")
     reference.write_text("A dog.\n")
     files = {"source": source, "references": [reference], "settings": SHORT, "device": CPU}
-    found = evaluate(folder, direction="de-en", tags=tags, **files)  # type: ignore[arg-type]
+    found = evaluate([folder], direction="de-en", tags=tags, **files)  # type: ignore[arg-type]
     text = load_vocabulary(folder / "tokenizer.json").encode("Ein Hund.")
     assert read_by_the_model == [[*prefix, *text]]
     report = found.report(tmp_path / "h")
     assert (report["direction"], report["tags"]) == ("de-en", ["<2en>"] if tags is None else tags)
     with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
-        evaluate(folder, **files)  # type: ignore[arg-type]
+        evaluate([folder], **files)  # type: ignore[arg-type]
 
 
 def test_a_served_model_reads_and_shows_them(folder: Path, read_by_the_model: list[list[int]]) -> None:
-    (model,) = load_models([folder], CPU, torch.float32, SHORT, direction="de-en")
+    (model,) = load_models([[folder]], CPU, torch.float32, SHORT, direction="de-en")
     shown = translate(model, "Ein Hund.")
     assert read_by_the_model[0][0] == 5
     assert shown["source_pieces"][0] == "<2en>"
     assert (shown["source_language"], shown["target_language"]) == ("de", "en")
     with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
-        load_models([folder], CPU, torch.float32, SHORT)
+        load_models([[folder]], CPU, torch.float32, SHORT)
 
 
 def test_a_model_in_python_faces_one_direction(folder: Path) -> None:

@@ -40,7 +40,7 @@ def run(folder: Path, tmp_path: Path, references: list[str], lowercase: bool = F
     reference.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
     settings = BeamSettings(beam_size=1, max_extra_tokens=5)
     return evaluate(
-        folder,
+        [folder],
         source=source,
         references=[reference],
         settings=settings,

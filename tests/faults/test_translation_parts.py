@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from dist_transformer.inference import corpus, parts
+from dist_transformer.inference.files import corpus, parts
 from tests.faults.translation_parts import HARMS, examine
 
 

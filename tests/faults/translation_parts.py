@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference import corpus
-from dist_transformer.inference.corpus import CorpusJob, translate_corpus
+from dist_transformer.inference.files import corpus
+from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.translator import ScoredText, Translation
 from tests.faults.campaign import Campaign, Case, Found, Lab
 
@@ -262,7 +262,7 @@ def make_job(folder: Path, generator: random.Random) -> CorpusJob:
         file.write("\n".join(lines[:3]))
     inputs[1].write_text("\n".join(["line", *lines[3:]]) + "\n", encoding="utf-8")
     return CorpusJob(
-        model=folder / "model",
+        models=[folder / "model"],
         inputs=inputs,
         output=folder / "out" / "all",
         chunk_lines=generator.choice((1, 2, 3)),
@@ -270,7 +270,7 @@ def make_job(folder: Path, generator: random.Random) -> CorpusJob:
     )
 
 
-def shout(lines: list[str], first: int) -> Sequence[Translation]:
+def shout(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
     return [Translation(hypotheses=(ScoredText(text=line.upper(), score=0.0, tokens=()),)) for line in lines]
 
 
@@ -281,11 +281,11 @@ def as_text(number: int, translation: Translation) -> str:
 def harming(place: Place, harms: Sequence[Harm], *, at: int) -> Callable[[list[str], int], Sequence[Translation]]:
     """Translate, and do harm when line `at` is translated."""
 
-    def translate(lines: list[str], first: int) -> Sequence[Translation]:
+    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == at:
             for harm in harms:
                 harm(place)
-        return shout(lines, first)
+        return shout(lines, first, prefixes)
 
     return translate
 
@@ -297,8 +297,8 @@ def kill(job: CorpusJob, function: str, generator: random.Random) -> None:
     def stop(*_: Any) -> Any:
         raise KilledError
 
-    def translate(lines: list[str], first: int) -> Sequence[Translation]:
-        return stop() if function == _TRANSLATE and first == last else shout(lines, first)
+    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+        return stop() if function == _TRANSLATE and first == last else shout(lines, first, prefixes)
 
     with ExitStack() as patched, suppress(KilledError):
         if function != _TRANSLATE:

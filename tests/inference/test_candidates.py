@@ -90,8 +90,8 @@ def test_extensions_against_the_whole_softmax(elements: int, compiles: bool, mon
     never = torch.tensor([0, 1, 2])
     with torch.no_grad():
         value, hypothesis, token = best_extensions(
+            model,
             hidden_BD,
-            model.output_weight,
             alive_logp_Nk,
             linear=functional.linear,
             count=4,

@@ -42,6 +42,11 @@ class InFloat64:
 
     def log_probabilities(self, source: list[int], target: list[int]) -> list[float]:
         """Compute the log-probability of each token of `target </s>`."""
+        p = self.distributions(source, target)
+        return [math.log(p[place, token]) for place, token in enumerate([*target, EOS_ID])]
+
+    def distributions(self, source: list[int], target: list[int]) -> torch.Tensor:
+        """Compute the probabilities of the token after each of `<s> target`, shape (T, V)."""
         memory = self.embedded([*source, EOS_ID])
         for i in range(self.config.encoder_layers):
             layer = f"encoder.{i}"
@@ -57,8 +62,7 @@ class InFloat64:
             x = self.after(f"{layer}.cross_residual", x, self.attend(f"{layer}.cross_attention", x, memory))
             x = self.after(f"{layer}.ffn_residual", x, self.feed_forward(layer, x))
         logits = x @ self.weights["embedding"].T
-        p = logits.exp() / logits.exp().sum(1, keepdim=True)
-        return [math.log(p[place, token]) for place, token in enumerate([*target, EOS_ID])]
+        return logits.exp() / logits.exp().sum(1, keepdim=True)
 
     def embedded(self, ids: list[int]) -> torch.Tensor:
         width = self.config.width

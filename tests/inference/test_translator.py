@@ -8,7 +8,7 @@ from dist_transformer.data.text.lines import decode_lines
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
-from dist_transformer.inference.sampling import SamplingSettings
+from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer

@@ -42,9 +42,11 @@ TOOL = (sys.executable, "-m", "dist_transformer", "serve")
 
 @contextmanager
 def running_server(models: list[Path], *options: object, program: Sequence[str] = TOOL) -> Iterator[RunningServer]:
-    """Start a server on a free port, and wait until it is ready."""
+    """Start a server on a free port, and wait until it is ready; of two models, the second is compared."""
+    first, *second = models
+    compare = ("--compare", *second) if second else ()
     process = subprocess.Popen(
-        [*program, *map(str, ("--model", *models, "--port", 0, *options))],
+        [*program, *map(str, ("--model", first, *compare, "--port", 0, *options))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

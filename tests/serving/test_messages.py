@@ -14,20 +14,21 @@ def body(value: Any) -> bytes:
 
 
 def test_a_text_is_one_line() -> None:
-    text = read_text(body({"text": "one\ntwo\r\nthree\tfour\u2028five\n"}), max_characters=100)
-    assert text == "one two three four five"
+    text, prefix = read_text(body({"text": "one\ntwo\r\nthree\tfour\u2028five\n"}), max_characters=100)
+    assert (text, prefix) == ("one two three four five", "")
+    assert read_text(body({"text": "a", "prefix": "b\tc"}), max_characters=100) == ("a", "b c")
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "你好 世界", "السلام", "💥" * 20, "e\u0301\u200d"])
 def test_any_language_and_markup_is_text(text: str) -> None:
-    assert read_text(body({"text": text}), max_characters=25) == text
+    assert read_text(body({"text": text}), max_characters=25) == (text, "")
 
 
 def test_the_longest_text_fits_the_longest_body() -> None:
     # JSON escapes each of these to two times six bytes.
-    sent = body({"text": "💥" * 2000})
+    sent = body({"text": "💥" * 2000, "prefix": "💥" * 2000})
     assert len(sent) <= most_bytes(2000)
-    assert read_text(sent, max_characters=2000) == "💥" * 2000
+    assert read_text(sent, max_characters=2000) == ("💥" * 2000, "💥" * 2000)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,9 @@ def test_the_longest_text_fits_the_longest_body() -> None:
         (body({"text": ""}), "there is no text"),
         (body({"text": " \n\t\u3000"}), "there is no text"),
         (body({"text": "a" * 11}), "the text has 11 characters and 10 are allowed"),
+        (body({"text": "a", "prefix": 5}), "prefix must be a string of at most 10 characters"),
+        (body({"text": "a", "prefix": "b" * 11}), "prefix must be a string of at most 10 characters"),
+        (body({"text": "a", "prefix": "a\0b"}), "the text holds U+0000"),
         (body({"text": "a\0b"}), "the text holds U+0000"),
         (body({"text": "a\x1b[1m"}), "the text holds U+001B"),
         (b'{"text": "\\ud83d"}', "the text holds U+D83D"),

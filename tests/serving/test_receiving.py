@@ -23,7 +23,7 @@ BOMB = gzip.compress(bytes(5_000_000), mtime=0)[:5000]
 
 @pytest.fixture(autouse=True)
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "translate", lambda _, text: text)
+    monkeypatch.setattr(server, "translate", lambda _, text, prefix: text)
 
 
 def send(head: bytes, body: bytes, *, seconds: float = 10) -> bytes:

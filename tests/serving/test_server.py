@@ -23,7 +23,7 @@ class Gate:
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.texts: list[str] = []
 
-    def translate(self, _: object, text: str) -> dict[str, Any]:
+    def translate(self, _: object, text: str, prefix: str = "") -> dict[str, Any]:
         self.texts.append(text)
         self.begun.set()
         assert self.may_end.wait(60)

@@ -62,6 +62,11 @@ _WORDS = pre_tokenizers.Sequence(
 )
 # GPT-2's own rule. Tokenizers that earlier versions made keep it, because their ids depend on it.
 _FORMER_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+# Bytes by the characters that spell them. GPT-2 takes those of Latin-1 that can be seen, and then U+0100 and up.
+_SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _SEEN} | {
+    chr(0x100 + i): byte for i, byte in enumerate(byte for byte in range(0x100) if byte not in _SEEN)
+}
 
 
 class ByteBpe(Tokenizer):
@@ -134,6 +139,9 @@ class ByteBpe(Tokenizer):
 
     def piece_text(self, token: int) -> str:
         return self.decode([token])
+
+    def piece_bytes(self, token: int) -> bytes:
+        return bytes(map(_BYTES.__getitem__, self._backend.id_to_token(token) or ""))
 
 
 def parse_byte_bpe(file: bytes) -> ByteBpe:

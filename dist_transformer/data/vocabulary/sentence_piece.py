@@ -149,7 +149,15 @@ class ModelTokenizer(Tokenizer):
 
     def piece_text(self, token: int) -> str:
         piece = self._pieces[token]
-        return "\ufffd" if self._backend.is_byte(self._backend.piece_to_id(piece)) else piece.replace(_SPACE, " ")
+        return "\ufffd" if self._is_byte(piece) else piece.replace(_SPACE, " ")
+
+    def piece_bytes(self, token: int) -> bytes:
+        piece = self._pieces[token]
+        return bytes([int(piece[1:-1], 16)]) if self._is_byte(piece) else piece.replace(_SPACE, " ").encode("utf-8")
+
+    def _is_byte(self, piece: str) -> bool:
+        """Return whether a piece such as `<0x0A>` stands for a byte."""
+        return bool(self._backend.is_byte(self._backend.piece_to_id(piece)))
 
     def _readable(self, text: str) -> str:
         """Return a text without U+0000, which no table of the library can remove."""

@@ -172,6 +172,10 @@ class Tokenizer(Vocabulary):
     def piece_text(self, token: int) -> str:
         """Return the text of one piece, with the space that it begins with; U+FFFD for a part of a character."""
 
+    @abstractmethod
+    def piece_bytes(self, token: int) -> bytes:
+        """Return what one piece of text adds to a text, in UTF-8; a piece may be a part of a character."""
+
     def tag_ids(self, tags: Sequence[str]) -> list[int]:
         """Return the ids of tags.
 

@@ -48,7 +48,8 @@ class ScoreFile:
     def model(self) -> str | None:
         """Name of the evaluated model folder, with the steps of its weights; None if neither is recorded."""
         folder, steps = self.values.get("model"), self.values.get("steps")
-        name = PurePath(folder).name if isinstance(folder, str) else ""
+        # Those of an ensemble are joined.
+        name = " + ".join(PurePath(each).name for each in folder.split(" + ")) if isinstance(folder, str) else ""
         known = [step for step in steps if isinstance(step, int)] if isinstance(steps, list) else []
         mean = f"mean of {len(known)}, steps" if len(known) > 1 else "step"
         weights = f"{mean} {' to '.join(f'{step:,}' for step in sorted({min(known), max(known)}))}" if known else ""

@@ -295,6 +295,11 @@ def test_decode_leaves_out_special_ids_and_keeps_text_that_spells_them(tokenizer
     assert tokenizer.decode(ids) == "</s> here"
 
 
+@pytest.mark.parametrize("text", AWKWARD)
+def test_bytes_of_pieces_make_the_text(keeping: Tokenizer, text: str) -> None:
+    assert b"".join(map(keeping.piece_bytes, keeping.encode(text))) == keeping.normalize(text).encode()
+
+
 def test_batch_equals_one_by_one(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_batch(AWKWARD) == [tokenizer.encode(text) for text in AWKWARD]
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
@@ -43,8 +43,8 @@ from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence
 from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
-from dist_transformer.inference.manifest import MANIFEST_FILE, manifest_of, require_same
-from dist_transformer.inference.parts import Part, Source, in_chunks, is_source_of, parts_of, read_source
+from dist_transformer.inference.files.manifest import MANIFEST_FILE, manifest_of, require_same
+from dist_transformer.inference.files.parts import Part, Source, in_chunks, is_source_of, parts_of, read_source
 from dist_transformer.inference.translator import Translation
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 
@@ -57,7 +57,8 @@ _SECONDS_BETWEEN_REPORTS = 30.0
 class CorpusJob:
     """Inputs, output and settings of a translation."""
 
-    model: Path
+    models: Sequence[Path]
+    """Model folder, or those of an ensemble."""
     inputs: Sequence[Path]
     """Text files, plain or compressed, one after the other."""
     output: Path
@@ -65,6 +66,8 @@ class CorpusJob:
     """Input lines that a rank translates and keeps at a time."""
     settings: dict[str, Any]
     """Settings that may change the output: JSON values by flag."""
+    prefix: Path | None = None
+    """Text file with a line for each input line, which its translation begins with."""
     one_line_each: bool = True
     """Whether every input line has exactly one line in the output."""
 
@@ -106,7 +109,7 @@ class _Start:
 
 def translate_corpus(
     job: CorpusJob,
-    translate: Callable[[list[str], int], Sequence[Translation]],
+    translate: Callable[[list[str], int, list[str] | None], Sequence[Translation]],
     text_of: Callable[[int, Translation], str],
 ) -> None:
     """Translate the inputs into the output.
@@ -115,7 +118,8 @@ def translate_corpus(
 
     Args:
         job: the same on every rank.
-        translate: returns the translations of lines; its second argument is the number of the first line, from 0.
+        translate: returns the translations of lines; its second argument is the number of the first line, from 0, and
+            its third one the prefixes of the lines, if there are any.
         text_of: formats the translation of a line; its first argument is the number of the line, from 0.
 
     Raises:
@@ -144,14 +148,14 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
         held: receives the lock of the folder.
     """
     require_free(job.output)
-    for path in job.inputs:
+    for path in (*job.inputs, *([job.prefix] if job.prefix else [])):
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file, and it is read several times: save its lines in one")
     # All lines are read before anything is written and before hours of work, because the last one may not be UTF-8.
     source = read_source(_lines(job), job.chunk_lines)
     with _explained(job):
         fence = _lock(job, held)
-        manifest = manifest_of(job.model, source, {**job.settings, "--chunk-lines": job.chunk_lines})
+        manifest = manifest_of(job.models, source, {**job.settings, "--chunk-lines": job.chunk_lines})
         require_same(job.parts, manifest)
         start = _Start(folder=job.parts, source=source, translation=hashlib.sha256(manifest).hexdigest())
         if _is_complete(job, start):
@@ -266,7 +270,7 @@ def _refuse_existing(output: Path) -> None:
 def _translate_share(
     job: CorpusJob,
     start: _Start,
-    translate: Callable[[list[str], int], Sequence[Translation]],
+    translate: Callable[[list[str], int, list[str] | None], Sequence[Translation]],
     text_of: Callable[[int, Translation], str],
     fence: Fence,
 ) -> None:
@@ -278,7 +282,8 @@ def _translate_share(
                     # The failed rank reports the error.
                     return
                 first = chunk * job.chunk_lines
-                numbered = zip(range(first, first + len(lines)), translate(lines, first), strict=True)
+                found = translate(*_taken_apart(job, lines, first))
+                numbered = zip(range(first, first + len(lines)), found, strict=True)
                 start.part(chunk).write((text_of(number, one) for number, one in numbered), fence)
     except UserError:
         with contextlib.suppress(OSError, UserError):
@@ -343,7 +348,34 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
 
 
 def _lines(job: CorpusJob) -> Iterable[str]:
-    return itertools.chain.from_iterable(map(read_lines, job.inputs))
+    """Read the lines of all inputs, each with its prefix after a line end if there are prefixes."""
+    lines = itertools.chain.from_iterable(map(read_lines, job.inputs))
+    return lines if job.prefix is None else map("\n".join, with_prefixes(lines, job.prefix))
+
+
+def _taken_apart(job: CorpusJob, lines: list[str], first: int) -> tuple[list[str], int, list[str] | None]:
+    """Return the arguments of a job's `translate`."""
+    if job.prefix is None:
+        return lines, first, None
+    texts, _, prefixes = zip(*(line.partition("\n") for line in lines), strict=True)
+    return list(texts), first, list(prefixes)
+
+
+def with_prefixes(lines: Iterable[str], file: Path) -> Iterator[tuple[str, str]]:
+    """Pair each line with that of a file of prefixes.
+
+    Raises:
+        UserError: the file has fewer or more lines.
+    """
+    absent = object()
+    for number, (line, prefix) in enumerate(itertools.zip_longest(lines, read_lines(file), fillvalue=absent)):
+        if line is absent or prefix is absent:
+            shorter, longer = ("the input", file) if line is absent else (file, "the input")
+            raise UserError(
+                f"--prefix: {shorter} ends after {number:,} lines, and {longer} has more: use a file with one line for "
+                "each input line, empty for no prefix"
+            )
+        yield cast(str, line), cast(str, prefix)
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.sole_writer import unfenced
-from dist_transformer.inference import corpus
-from dist_transformer.inference.corpus import CorpusJob, translate_corpus
-from dist_transformer.inference.parts import read_source
+from dist_transformer.inference.files import corpus
+from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
+from dist_transformer.inference.files.parts import read_source
 from dist_transformer.inference.translator import ScoredText, Translation
 
 LINES = ["one", "two", "", "four", "five", "six", "seven"]
@@ -34,11 +34,12 @@ class Shouter:
         self.firsts: list[int] = []
         self.stop_at, self.failure = stop_at, failure or StoppedError()
 
-    def __call__(self, lines: list[str], first: int) -> Sequence[Translation]:
+    def __call__(self, lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == self.stop_at:
             raise self.failure
         self.firsts.append(first)
-        return [Translation(hypotheses=(ScoredText(text=line.upper(), score=0.0, tokens=()),)) for line in lines]
+        texts = [f"{prefix}{line.upper()}" for prefix, line in zip(prefixes or [""] * len(lines), lines, strict=True)]
+        return [Translation(hypotheses=(ScoredText(text=text, score=0.0, tokens=()),)) for text in texts]
 
 
 def as_text(number: int, translation: Translation) -> str:
@@ -66,7 +67,44 @@ def job(tmp_path: Path) -> CorpusJob:
         file.write("\n".join(LINES[:3]) + "\nfour")
     inputs[1].write_text("\n".join(LINES[4:]) + "\n")
     settings: dict[str, Any] = {"--beam": 4, "--nbest": None, "--noise": False}
-    return CorpusJob(model=model, inputs=inputs, output=tmp_path / "out" / "all.txt", chunk_lines=2, settings=settings)
+    return CorpusJob(
+        models=[model], inputs=inputs, output=tmp_path / "out" / "all.txt", chunk_lines=2, settings=settings
+    )
+
+
+def test_prefixes_are_a_part_of_the_inputs(job: CorpusJob, tmp_path: Path) -> None:
+    prefixes = [f"{number}-" if number % 3 else "" for number in range(len(LINES))]
+    file = tmp_path / "prefixes"
+    file.write_text("".join(f"{prefix}\n" for prefix in prefixes))
+    job = replace(job, prefix=file)
+    with pytest.raises(StoppedError):
+        translate_corpus(job, Shouter(stop_at=4), as_text)
+    file.write_text(file.read_text().replace("1-", "9-"))
+    with pytest.raises(UserError, match="was started with other inputs, or with these before they changed"):
+        translate_corpus(job, Shouter(), as_text)
+    file.write_text(file.read_text().replace("9-", "1-"))
+    again = Shouter()
+    translate_corpus(job, again, as_text)
+    assert again.firsts == [4, 6]
+    expected = [f"{i} {prefix}{line.upper()}\n" for i, (prefix, line) in enumerate(zip(prefixes, LINES, strict=True))]
+    assert job.output.read_text() == "".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (6, "--prefix: .*prefixes ends after 6 lines, and the input has more: use a file with one line for each"),
+        (8, "--prefix: the input ends after 7 lines, and .*prefixes has more: use a file with one line for each"),
+    ],
+)
+def test_prefixes_of_another_number_are_refused_before_anything_is_written(
+    job: CorpusJob, tmp_path: Path, count: int, said: str
+) -> None:
+    file = tmp_path / "prefixes"
+    file.write_text("a\n" * count)
+    with pytest.raises(UserError, match=said):
+        translate_corpus(replace(job, prefix=file), Shouter(), as_text)
+    assert not job.parts.exists()
 
 
 def test_files_are_read_one_after_the_other(job: CorpusJob, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,10 +194,10 @@ def test_other_inputs_models_and_chunks_are_refused(job: CorpusJob) -> None:
         translate_corpus(replace(job, chunk_lines=3), Shouter(), as_text)
     with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
         translate_corpus(replace(job, inputs=job.inputs[::-1]), Shouter(), as_text)
-    (job.model / "model.safetensors").write_text("others")
+    (job.models[0] / "model.safetensors").write_text("others")
     with pytest.raises(UserError, match="was started with another model: "):
         translate_corpus(job, Shouter(), as_text)
-    (job.model / "model.safetensors").write_text("model.safetensors")
+    (job.models[0] / "model.safetensors").write_text("model.safetensors")
     job.inputs[1].write_text(job.inputs[1].read_text().replace("five", "FIVE"))
     with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
         translate_corpus(job, Shouter(), as_text)
@@ -211,9 +249,9 @@ def test_inputs_that_are_unfit_are_refused_before_anything_is_made(job: CorpusJo
 
 
 def test_an_input_that_shrinks_meanwhile_is_noticed(job: CorpusJob) -> None:
-    def shrink(lines: list[str], first: int) -> Sequence[Translation]:
+    def shrink(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         job.inputs[1].write_text("")
-        return Shouter()(lines, first)
+        return Shouter()(lines, first, prefixes)
 
     with pytest.raises(UserError, match="have changed while they were translated"):
         translate_corpus(job, shrink, as_text)
@@ -377,10 +415,10 @@ def test_an_edit_during_the_translation_gives_no_output(at: int, job: CorpusJob)
     """Edit a chunk before, while and after it is translated."""
     shouter = Shouter()
 
-    def edit(lines: list[str], first: int) -> Sequence[Translation]:
+    def edit(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == at:
             edit_unseen(job.inputs[1])
-        return shouter(lines, first)
+        return shouter(lines, first, prefixes)
 
     original = job.inputs[1].read_text()
     with pytest.raises(UserError, match=r"inputs of .*all\.txt have changed while they were translated: restore them"):
@@ -392,10 +430,10 @@ def test_an_edit_during_the_translation_gives_no_output(at: int, job: CorpusJob)
 
 
 def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJob) -> None:
-    def damage(lines: list[str], first: int) -> Sequence[Translation]:
+    def damage(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == 6:
             change_word(job.parts)
-        return Shouter()(lines, first)
+        return Shouter()(lines, first, prefixes)
 
     with pytest.raises(UserError, match=r"000001 was changed or removed by something else: give the same command"):
         translate_corpus(job, damage, as_text)
@@ -405,10 +443,10 @@ def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJo
 
 
 def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJob) -> None:
-    def lose(lines: list[str], first: int) -> Sequence[Translation]:
+    def lose(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
         if first == 2:
             (job.parts / "lock").unlink()
-        return Shouter()(lines, first)
+        return Shouter()(lines, first, prefixes)
 
     with pytest.raises(UserError, match="is no longer held by this translation"):
         translate_corpus(job, lose, as_text)

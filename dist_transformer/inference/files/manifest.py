@@ -1,6 +1,6 @@
 """The manifest of a translation: everything that determines its output, and the comparison with an earlier start."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +9,22 @@ from dist_transformer.base.files import read_small, sha256_of
 from dist_transformer.base.links import refuse_shared
 from dist_transformer.base.verified import has_own_hash, with_own_hash
 from dist_transformer.config.plain import parse_json
-from dist_transformer.inference.parts import Source
+from dist_transformer.inference.files.parts import Source
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from dist_transformer.version import __version__
 
 MANIFEST_FILE = "manifest.json"
 
 
-def manifest_of(model: Path, source: Source, settings: Mapping[str, Any]) -> bytes:
-    """Return the content of a manifest: version, SHA-256 of the model's files and of the text, settings, own hash."""
+def manifest_of(models: Sequence[Path], source: Source, settings: Mapping[str, Any]) -> bytes:
+    """Return the content of a manifest: version, SHA-256 of the models' files and of the text, settings, own hash."""
     return with_own_hash(
         {
             "version": __version__,
-            "model": {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)},
+            "models": [
+                {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)}
+                for model in models
+            ],
             "inputs": {"lines": source.lines, "sha256": source.sha256},
             "settings": settings,
         }
@@ -60,7 +63,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     other = []
     if before["version"] != now["version"]:
         other.append(f"by version {before['version']}, not {now['version']}")
-    if before["model"] != now["model"]:
+    if before["models"] != now["models"]:
         other.append("with another model")
     if before["inputs"] != now["inputs"]:
         other.append("with other inputs, or with these before they changed")

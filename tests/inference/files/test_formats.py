@@ -3,7 +3,7 @@ import json
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.formats import OutputFormat, add_noise
+from dist_transformer.inference.files.formats import OutputFormat, add_noise
 from dist_transformer.inference.translator import ScoredText, Translation
 
 BLANK = Translation(hypotheses=(ScoredText(text="", score=0.0, tokens=()),))

@@ -1,13 +1,17 @@
 """Samples against the distributions that they are drawn from."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.inference import sampling
-from dist_transformer.inference.sampling import SamplingSettings, draw, sample
+from dist_transformer.inference.sampling import sampling
+from dist_transformer.inference.sampling.sampling import SamplingSettings, draw, sample, sample_several
 from dist_transformer.model.transformer import Transformer
 from tests.inference.test_beam import BOS, EOS, PAD, UNK, make_model, make_sources, packed
 
@@ -24,6 +28,23 @@ def next_logp(model: Transformer, source: list[int], tokens: list[int]) -> torch
     memory_SD = model.encode(packed([[*source, EOS]]))
     hidden_TD = model.decode(packed([[BOS, *tokens]]), memory_SD, packed([[*source, EOS]]))
     return torch.log_softmax(model.logits(hidden_TD[-1]), dim=-1)
+
+
+def truncated(
+    p: list[float],
+    *,
+    top_k: int = 10**6,
+    top_p: float = 1.0,
+    epsilon: float = 0.0,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Return the distribution of samples from p."""
+    powers, before = [0.0] * len(p), 0.0
+    for rank, token in enumerate(sorted(range(len(p)), key=lambda token: -p[token])):
+        if rank == 0 or (rank < top_k and before < top_p and p[token] >= epsilon):
+            powers[token] = p[token] ** (1 / temperature)
+        before += p[token]
+    return np.array(powers) / sum(powers)
 
 
 def greedy(model: Transformer, source: list[int], extra: int) -> tuple[list[int], float]:
@@ -69,22 +90,34 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     assert sample(model, [], [], settings=settings, **SEARCH) == []  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("top_k", "temperature"), [(None, 1.0), (5, 1.0), (None, 2.0), (3, 0.5)])
-def test_first_tokens_are_as_frequent_as_they_are_probable(top_k: int | None, temperature: float) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"top_k": 5},
+        {"temperature": 2.0},
+        {"top_k": 3, "temperature": 0.5},
+        {"top_p": 0.6},
+        {"epsilon": 0.05},
+        {"epsilon": 0.9},
+        {"top_p": 0.8, "epsilon": 0.02, "top_k": 9, "temperature": 1.5},
+    ],
+    ids=str,
+)
+def test_first_tokens_are_as_frequent_as_they_are_probable(given: dict[str, Any]) -> None:
+    """The truncated distribution is computed in Python, token by token."""
     model, source, count = make_model(sharpness=1.5), [5, 6, 7], 4000
-    settings = SamplingSettings(seed=3, top_k=top_k, temperature=temperature)
+    settings = SamplingSettings(seed=3, **given)
     found = sample(model, [source] * count, keys_of(count), settings=settings, max_extra_tokens=0, length_penalty=0.0)
     logp = next_logp(model, source, []).double()
     logp[[PAD, UNK, BOS]] = -torch.inf
-    if top_k is not None:
-        logp[logp < logp.topk(top_k).values[-1]] = -torch.inf
-    expected = torch.softmax(logp / temperature, dim=0).numpy()
+    expected = truncated(torch.softmax(logp, dim=0).tolist(), **given)
     counts = np.bincount([one.tokens[0] if one.tokens else EOS for one in found], minlength=len(expected))
     assert counts[expected == 0].sum() == 0
     # Of 23 tokens none is further from its mean than this but once in 10,000 tests.
     deviation = np.sqrt(count * expected * (1 - expected))
     assert (np.abs(counts - count * expected) <= 4.5 * deviation + 1e-9).all()
-    assert (expected > 0.02).sum() >= 2, "one token takes it all"
+    assert (expected > 0.02).sum() >= 2 or given == {"epsilon": 0.9}, "one token takes it all"
     assert max(len(one.tokens) for one in found) <= len(source)
 
 
@@ -96,6 +129,49 @@ def test_a_number_draws_the_token_whose_share_it_lies_in() -> None:
     assert draw(logp_RV, numbers_R, SamplingSettings(temperature=0.5)).tolist() == [1, 2, 2, 2, 4]
     assert draw(logp_RV, numbers_R, SamplingSettings(top_k=2)).tolist() == [1, 1, 1, 2, 2]
     assert draw(logp_RV, numbers_R, SamplingSettings(temperature=1e-6)).tolist() == [2, 2, 2, 2, 2]
+    # The first token is enough for 0.45; 0.7 takes the first of the two others too, and 0.8 all.
+    assert draw(logp_RV, numbers_R, SamplingSettings(top_p=0.45)).tolist() == [2, 2, 2, 2, 2]
+    assert draw(logp_RV, numbers_R, SamplingSettings(top_p=0.7)).tolist() == [1, 1, 1, 2, 2]
+    assert draw(logp_RV, numbers_R, SamplingSettings(top_p=0.8)).tolist() == [1, 1, 2, 2, 4]
+    assert draw(logp_RV, numbers_R, SamplingSettings(epsilon=0.24)).tolist() == [1, 1, 2, 2, 4]
+    assert draw(logp_RV, numbers_R, SamplingSettings(epsilon=0.26)).tolist() == [2, 2, 2, 2, 2]
+    # The most probable token is left.
+    assert draw(logp_RV, numbers_R, SamplingSettings(epsilon=0.9)).tolist() == [2, 2, 2, 2, 2]
+
+
+def spelled(tokens: Sequence[int]) -> str:
+    """Texts of three letters, so that several outputs have the same."""
+    return "".join("abc"[token % 3] for token in tokens)
+
+
+def test_several_samples_of_a_sentence() -> None:
+    """The first is that of one sample alone, and the others do not depend on how many there are, nor on the batch."""
+    model, sources = make_model(), make_sources(6)
+    settings = SamplingSettings(seed=7, samples=5, top_p=0.95)
+    options: dict[str, Any] = {**SEARCH, "text_of": spelled}
+    found = sample_several(model, sources, keys_of(6), settings=settings, **options)
+    assert [len(each) for each in found] == [5] * 6
+    one = sample(model, sources, keys_of(6), settings=replace(settings, samples=1), **SEARCH)  # type: ignore[arg-type]
+    assert [each[0].tokens for each in found] == [each.tokens for each in one]
+    (alone,) = sample_several(model, sources[4:5], keys_of(6)[4:5], settings=replace(settings, samples=3), **options)
+    assert [each.tokens for each in alone] == [each.tokens for each in found[4][:3]]
+    assert all(len({tuple(each.tokens) for each in row}) > 1 for row in found)
+
+
+def test_distinct_samples_are_the_first_of_their_texts() -> None:
+    model, sources = make_model(sharpness=6.0), make_sources(8, longest=4)
+    settings, options = SamplingSettings(seed=2, samples=4), {**SEARCH, "text_of": spelled}
+    many = sample_several(model, sources, keys_of(8), settings=replace(settings, samples=40), **options)  # type: ignore[arg-type]
+    distinct = replace(settings, distinct=True)
+    found = sample_several(model, sources, keys_of(8), settings=distinct, **options)  # type: ignore[arg-type]
+    for row, drawn in zip(found, many, strict=True):
+        first = {spelled(each.tokens): each.tokens for each in reversed(drawn)}
+        order = list(dict.fromkeys(spelled(each.tokens) for each in drawn))[:4]
+        assert [each.tokens for each in row] == [first[text] for text in order]
+    assert any(len({spelled(each.tokens) for each in drawn[:4]}) < 4 for drawn in many), "nothing was drawn twice"
+    # Of one text there is one sample.
+    greedy_ones = sample_several(model, sources, keys_of(8), settings=replace(distinct, top_k=1), **options)  # type: ignore[arg-type]
+    assert [len(row) for row in greedy_ones] == [1] * 8
 
 
 def test_a_large_vocabulary_is_drawn_from_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +195,10 @@ def test_a_model_whose_numbers_are_not_finite_comes_to_an_end() -> None:
     [
         ({"seed": -1}, "seed is -1"),
         ({"top_k": 0}, "top_k is 0: give 1"),
+        ({"top_p": 0.0}, "top_p is 0.0: set a probability above 0"),
+        ({"top_p": 1.1}, "top_p is 1.1: set a probability above 0"),
+        ({"epsilon": 1.0}, "epsilon is 1.0: set a probability of 0 or more"),
+        ({"samples": 0}, "the number of samples is 0: set 1 or more"),
         ({"temperature": 0.0}, "temperature is 0.0: give a number above 0"),
     ],
 )

@@ -1,17 +1,23 @@
 """Sampling: each token of a translation is drawn from the model, for back-translation.
 
-    P(token) ∝ p(token)^(1 / temperature)   among the top_k most probable tokens
+    P(token) ∝ p(token)^(1 / temperature)   among the tokens that are left
+
+`top_k` leaves the k most probable tokens, `top_p` the fewest most probable ones that have together at least this
+probability (the nucleus of Holtzman et al. 2020), and `epsilon` those of at least this probability (Hewitt et al. 2022,
+section 4.1). Together they leave what each of them leaves. All go by p at temperature 1, and the most probable token is
+always left.
 
 Back-translated text is more useful for training if it is sampled, without a limit or from the 10 most probable tokens,
 than if it is the result of beam search (Edunov et al. 2018, section 3).
 
-Random numbers are a pure function of the seed and of a sentence's key (its line and part). Each sentence has its own
-generator, whose t-th number draws token t. So a sentence has the same sample in any batch and on any number of ranks.
+Random numbers are a pure function of the seed and of a sample's key (its line, part and number). Each sample has a
+generator of its own, whose t-th number draws token t. So a line has the same samples in any batch and on any number of
+ranks, and its first ones do not depend on how many there are.
 The intervals of the candidates are ordered by token id, not by probability. A rounding error then moves the border
 between two candidates only by its own size, and changes a sample only if a random number is that close to a border.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +26,16 @@ from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from dist_transformer.inference.beam import Hypothesis, kept_slots, pack_sources
+from dist_transformer.inference.beam import Hypothesis, kept_slots, longest_outputs, pack_sources
 from dist_transformer.inference.candidates import largest
+from dist_transformer.inference.interface import DecodingModel, DecodingState
+from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
 from dist_transformer.model.products import Linear
-from dist_transformer.model.transformer import Transformer
 
 # Logits that are computed at a time; without top_k each of them takes 28 bytes.
 _ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
+# Draws per distinct sample, at most.
+_MOST_TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,20 +45,76 @@ class SamplingSettings:
     seed: int = 1
     top_k: int | None = None
     """Number of most probable tokens to draw from; None: all."""
+    top_p: float | None = None
+    """Probability of the nucleus to draw from; None: 1."""
+    epsilon: float | None = None
+    """Least probability of the tokens to draw from; None: 0."""
     temperature: float = 1.0
     """Divisor of the log probabilities: below 1 probable tokens become more probable, above 1 less."""
+    samples: int = 1
+    """Samples per sentence."""
+    distinct: bool = False
+    """Whether samples whose text is there already are replaced by further ones."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}: give 0 or more")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: give 1 (the most probable token) or more, 10 is usual")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: set a probability above 0 and up to 1, 0.9 is usual")
+        if self.epsilon is not None and not 0 <= self.epsilon < 1:
+            raise UserError(f"epsilon is {self.epsilon}: set a probability of 0 or more and below 1, 0.02 is usual")
+        if self.samples < 1:
+            raise UserError(f"the number of samples is {self.samples}: set 1 or more")
         if not 0 < self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}: give a number above 0, 1 is the model's own")
 
 
+def sample_several(
+    model: DecodingModel,
+    sources: Sequence[Sequence[int]],
+    keys: Sequence[tuple[int, ...]],
+    *,
+    settings: SamplingSettings,
+    text_of: Callable[[Sequence[int]], str],
+    max_extra_tokens: int,
+    length_penalty: float,
+    never: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
+    linear: Linear = functional.linear,
+) -> list[list[Hypothesis]]:
+    """Draw `settings.samples` outputs for each source, in the order of their numbers.
+
+    The number of a sample, from 0, is the last part of its key. Distinct samples are the first ones of their texts; a
+    source has fewer if ten times as many samples have no more texts.
+
+    Args:
+        text_of: decodes the tokens of an output, to find equal texts.
+        never, prefixes, linear, max_extra_tokens, length_penalty: as for `sample`.
+    """
+    found: list[dict[str | int, Hypothesis]] = [{} for _ in sources]
+    for drawn in range(0, settings.samples * (_MOST_TRIES if settings.distinct else 1), settings.samples):
+        numbers = range(drawn, drawn + settings.samples)
+        rows = [(i, number) for i, each in enumerate(found) if len(each) < settings.samples for number in numbers]
+        outputs = sample(
+            model,
+            [sources[i] for i, _ in rows],
+            [(*keys[i], number) for i, number in rows],
+            settings=settings,
+            max_extra_tokens=max_extra_tokens,
+            length_penalty=length_penalty,
+            never=never,
+            prefixes=prefixes and Prefixes(prefixes.texts, [prefixes.rows[i] for i, _ in rows]),
+            linear=linear,
+        )
+        for (i, number), output in zip(rows, outputs, strict=True):
+            found[i].setdefault(text_of(output.tokens) if settings.distinct else number, output)
+    return [list(each.values())[: settings.samples] for each in found]
+
+
 def sample(
-    model: Transformer,
+    model: DecodingModel,
     sources: Sequence[Sequence[int]],
     keys: Sequence[tuple[int, ...]],
     *,
@@ -57,6 +122,7 @@ def sample(
     max_extra_tokens: int,
     length_penalty: float,
     never: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
     linear: Linear = functional.linear,
 ) -> list[Hypothesis]:
     """Draw one output for each source, in order.
@@ -69,6 +135,8 @@ def sample(
         keys: key of each sentence, which seeds its random numbers.
         length_penalty: exponent of the penalty in the score, as in beam search; it does not affect the samples.
         never: tokens that are never drawn.
+        prefixes: texts that the outputs begin with, as in beam search. Until its text is covered, an output is drawn
+            from the tokens that are allowed, in proportion to their probabilities.
         linear: computes the matrix products of each step.
 
     Returns:
@@ -80,7 +148,9 @@ def sample(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Sampler(model, sources, keys, settings, max_extra_tokens, never, linear).run(length_penalty)
+            return _Sampler(model, sources, keys, settings, max_extra_tokens, never, prefixes, linear).run(
+                length_penalty
+            )
     finally:
         model.train(was_training)
 
@@ -90,21 +160,21 @@ class _Sampler:
 
     def __init__(
         self,
-        model: Transformer,
+        model: DecodingModel,
         sources: Sequence[Sequence[int]],
         keys: Sequence[tuple[int, ...]],
         settings: SamplingSettings,
         max_extra_tokens: int,
         never: Sequence[int],
+        prefixes: Prefixes | None,
         linear: Linear,
     ) -> None:
-        self.model, self.settings, self.device = model, settings, model.embedding.device
-        most = model.config.max_positions - 1
-        self.limits = np.array([min(len(source) + max_extra_tokens, most) for source in sources])
+        self.model, self.settings, self.device = model, settings, model.device
+        self.limits = longest_outputs(sources, max_extra_tokens, model.config.max_positions, prefixes)
         source_room, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
-        self.state = model.new_decoder_state(
+        self.state: DecodingState = model.new_decoder_state(
             slots=len(sources),
             beam_size=1,
             source_room=source_room,
@@ -114,6 +184,10 @@ class _Sampler:
         )
         slots_N = torch.arange(len(sources), device=self.device)
         model.begin_sentences(self.state, slots_N, pack_sources(sources, self.device))
+        self.tracker: PrefixTracker | None = None
+        if prefixes is not None:
+            self.tracker = PrefixTracker(prefixes, slots=len(sources), beam_size=1, device=self.device)
+            self.tracker.begin(slots_N, range(len(sources)))
         self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
 
     def run(self, length_penalty: float) -> list[Hypothesis]:
@@ -125,8 +199,13 @@ class _Sampler:
         while len(sentences_N):
             hidden_ND = self.model.decode_step(last_N, self.state)
             ends_only_N = torch.from_numpy(self.limits[sentences_N] <= step).to(self.device)
-            last_N, logp_N = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N)
-            self.state.end_step(torch.zeros_like(last_N).unsqueeze(1))
+            positions_N = self.state.positions_N
+            allowed_NV = None if self.tracker is None else self.tracker.allowed(positions_N, rows=1)
+            last_N, logp_N = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N, allowed_NV)
+            parents_N1 = torch.zeros_like(last_N).unsqueeze(1)
+            if self.tracker is not None:
+                self.tracker.advance(positions_N, parents_N1, last_N.unsqueeze(1))
+            self.state.end_step(parents_N1)
             drawn_N = last_N.cpu().numpy()
             total_N[sentences_N] += logp_N.double().cpu().numpy()
             kept_N = drawn_N != EOS_ID
@@ -137,6 +216,8 @@ class _Sampler:
                 sentences_N = sentences_N[order]
                 order_N = torch.from_numpy(order).to(self.device)
                 self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
+                if self.tracker is not None:
+                    self.tracker.keep(order_N)
                 self.numbers_NT, last_N = self.numbers_NT[order_N], last_N[order_N]
             step += 1
         penalties = [((5 + len(one) + 1) / 6) ** length_penalty for one in tokens]
@@ -146,17 +227,24 @@ class _Sampler:
         ]
 
     def _draw(
-        self, hidden_ND: torch.Tensor, numbers_N: torch.Tensor, ends_only_N: torch.Tensor
+        self,
+        hidden_ND: torch.Tensor,
+        numbers_N: torch.Tensor,
+        ends_only_N: torch.Tensor,
+        allowed_NV: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens; return them and their log probabilities under the model, each of shape (N,)."""
         rows = max(1, _ELEMENTS[self.device.type] // self.model.config.output_size)
         tokens, values = [], []
-        for hidden_RD, numbers_R, ends_R in zip(
-            hidden_ND.split(rows), numbers_N.split(rows), ends_only_N.split(rows), strict=True
-        ):
-            logits_RV = self.state.linear(hidden_RD, self.model.output_weight, self.model.output_bias)
+        for start in range(0, len(hidden_ND), rows):
+            part = slice(start, start + rows)
+            logits_RV = self.model.project(hidden_ND[part], self.state.linear)
             logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-            token_R = draw(logp_RV.index_fill(1, self.never_drawn, -torch.inf), numbers_R, self.settings)
+            open_RV = logp_RV.index_fill(1, self.never_drawn, -torch.inf)
+            if allowed_NV is not None:
+                open_RV.masked_fill_(~allowed_NV[part], -torch.inf)
+            token_R = draw(open_RV, numbers_N[part], self.settings)
+            ends_R = ends_only_N[part]
             token_R = torch.where(ends_R, EOS_ID, token_R)
             tokens.append(token_R)
             values.append(logp_RV.gather(1, token_R.unsqueeze(1)).squeeze(1))
@@ -171,6 +259,7 @@ def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSetti
         numbers_R: fp64 random numbers in [0, 1): the point of the cumulative distribution that selects the token.
     """
     vocabulary = logp_RV.shape[1]
+    logp_RV = _truncated(logp_RV, settings)
     if settings.top_k is None or settings.top_k >= vocabulary:
         value_RX, token_RX = logp_RV, None
     else:
@@ -183,3 +272,19 @@ def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSetti
     # A number that rounds up to the whole sum belongs to the last token.
     place_R1 = place_R1.clamp(max=sums_RX.shape[1] - 1)
     return (place_R1 if token_RX is None else token_RX.gather(1, place_R1)).squeeze(1)
+
+
+def _truncated(logp_RV: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Exclude the tokens that `top_p` and `epsilon` leave out, by their probabilities among all that may be drawn."""
+    if settings.top_p is None and settings.epsilon is None:
+        return logp_RV
+    p_RV = logp_RV.double().softmax(1)
+    if settings.epsilon is not None:
+        is_out_RV = (p_RV < settings.epsilon) & (p_RV < p_RV.amax(1, keepdim=True))
+        logp_RV = logp_RV.masked_fill(is_out_RV, -torch.inf)
+    if settings.top_p is not None:
+        sorted_RV, order_RV = p_RV.sort(dim=1, descending=True, stable=True)
+        before_RV = functional.pad(sorted_RV.cumsum(1)[:, :-1], (1, 0))
+        is_out_RV = torch.empty_like(before_RV, dtype=torch.bool).scatter_(1, order_RV, before_RV >= settings.top_p)
+        logp_RV = logp_RV.masked_fill(is_out_RV, -torch.inf)
+    return logp_RV

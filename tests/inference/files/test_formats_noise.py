@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from dist_transformer.inference import formats
-from dist_transformer.inference.formats import BLANK, add_noise
+from dist_transformer.inference.files import formats
+from dist_transformer.inference.files.formats import BLANK, add_noise
 
 WORDS = [f"w{i}" for i in range(20)]
 

@@ -1,0 +1,131 @@
+"""Ensembles: several models that decode together, each with caches of its own.
+
+    p(token) = (p_1(token) + … + p_n(token)) / n
+
+In each step every model reads the same hypotheses, and the mean of their probabilities continues them. It is computed
+in fp32 as logsumexp(log p_i) - log n. The models may differ in all but the vocabulary.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dist_transformer.model.decoding import DecoderState
+from dist_transformer.model.packed import PackedTokens
+from dist_transformer.model.products import Linear
+from dist_transformer.model.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointSizes:
+    """Sizes of an ensemble."""
+
+    max_positions: int
+    """Positions that every model has."""
+    output_size: int
+    width: int
+    """Sum of the models' widths."""
+
+
+class Ensemble(nn.Module):
+    """Models of one vocabulary that decode together, with the interface of one.
+
+    Hidden states and memories are those of all models, side by side. Logits are log probabilities: their softmax is the
+    mean of the models' probabilities.
+    """
+
+    def __init__(self, models: Sequence[Transformer]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self._widths = [model.config.width for model in models]
+        self.config = JointSizes(
+            max_positions=min(model.config.max_positions for model in models),
+            output_size=models[0].config.output_size,
+            width=sum(self._widths),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self._each[0].device
+
+    @property
+    def _each(self) -> list[Transformer]:
+        return list(cast(Iterable[Transformer], self.models))
+
+    def encode(self, source: PackedTokens) -> torch.Tensor:
+        return torch.cat([model.encode(source) for model in self._each], dim=1)
+
+    def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
+        memories = memory_SD.split(self._widths, dim=1)
+        hidden = [
+            model.decode(target, memory.contiguous(), source)
+            for model, memory in zip(self._each, memories, strict=True)
+        ]
+        return torch.cat(hidden, dim=1)
+
+    def project(self, hidden: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
+        """Return the logarithm of the mean of the models' probabilities, shape (…, V), in fp32."""
+        logp_MTV = torch.stack(
+            [
+                model.project(part.contiguous(), linear).float().log_softmax(-1)
+                for model, part in zip(self._each, hidden.split(self._widths, dim=-1), strict=True)
+            ]
+        )
+        return logp_MTV.logsumexp(0) - math.log(len(self._widths))
+
+    def new_decoder_state(
+        self,
+        *,
+        slots: int,
+        beam_size: int,
+        source_room: int,
+        longest: int,
+        fixed_shapes: bool,
+        linear: Linear = functional.linear,
+    ) -> "JointState":
+        states = [
+            model.new_decoder_state(
+                slots=slots,
+                beam_size=beam_size,
+                source_room=source_room,
+                longest=longest,
+                fixed_shapes=fixed_shapes,
+                linear=linear,
+            )
+            for model in self._each
+        ]
+        return JointState(states, linear)
+
+    def begin_sentences(self, state: "JointState", slots_n: torch.Tensor, source: PackedTokens) -> None:
+        for model, own in zip(self._each, state.states, strict=True):
+            model.begin_sentences(own, slots_n, source)
+
+    def decode_step(self, tokens_B: torch.Tensor, state: "JointState") -> torch.Tensor:
+        steps = zip(self._each, state.states, strict=True)
+        return torch.cat([model.decode_step(tokens_B, own) for model, own in steps], dim=1)
+
+
+class JointState:
+    """States of all models of an ensemble, which are always at the same step."""
+
+    def __init__(self, states: Sequence[DecoderState], linear: Linear) -> None:
+        self.states, self.linear = states, linear
+        self.positions_N = states[0].positions_N
+
+    @property
+    def end(self) -> int:
+        return self.states[0].end
+
+    def end_step(self, parents_Nk: torch.Tensor) -> None:
+        for state in self.states:
+            state.end_step(parents_Nk)
+
+    def keep(self, order_N: torch.Tensor, moved: torch.Tensor) -> None:
+        for state in self.states:
+            state.keep(order_N, moved)
+        self.positions_N = self.states[0].positions_N

@@ -1,0 +1,1 @@
+"""Translations that are drawn from a model, and the choice among them."""

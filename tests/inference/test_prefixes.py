@@ -1,0 +1,293 @@
+"""Prefixes against a search that decodes each hypothesis from its start and compares texts byte by byte."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dist_transformer
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.sentence_piece import learn_sentence_piece
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
+from dist_transformer.inference import beam
+from dist_transformer.inference import translator as module
+from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes, PrefixTracker
+from dist_transformer.inference.sampling.sampling import SamplingSettings, sample
+from dist_transformer.inference.translator import Translator
+from dist_transformer.model.transformer import Transformer
+from tests.fake_cuda import fake_cuda
+from tests.inference.sampling.test_sampling import next_logp
+from tests.inference.test_beam import make_sources, tensors_of
+
+Lines = tuple[list[str], list[str]]
+CPU = torch.device("cpu")
+WORDS = ["Ein Haus steht am See.", "Ein Hund und ein Haus", "Häuser über Häuser", "das Haus, das Haus", "北京 很大"] * 9
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return learn_byte_bpe(WORDS, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> Transformer:
+    return random_model_of(tokenizer)
+
+
+def random_model_of(tokenizer: Tokenizer) -> Transformer:
+    torch.manual_seed(4)
+    shape = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 64}
+    model = Transformer(ModelConfig(**shape, tie_embeddings=False, vocab_size=tokenizer.vocab_size)).eval()
+    with torch.no_grad():
+        model.output_projection.mul_(3)
+        model.output_projection[EOS_ID] *= 1.5
+    return model
+
+
+def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    return b"".join(map(tokenizer.piece_bytes, ids))
+
+
+def fits(tokenizer: Tokenizer, prefix: Prefix, text: str, ids: list[int]) -> bool:
+    """Say whether an output that begins with `ids` can begin with the prefix."""
+    whole, found = text.encode(), spelled(tokenizer, ids)
+    return list(prefix.forced[: len(ids)]) == ids[: len(prefix.forced)] and (
+        whole.startswith(found) or found.startswith(whole)
+    )
+
+
+def reference(
+    model: Transformer, tokenizer: Tokenizer, source: list[int], prefix: Prefix | None, text: str, k: int
+) -> list[tuple[float, list[int]]]:
+    limit = max(len(source), prefix.most_tokens if prefix else 0) + 4
+    alive, ended = [(0.0, list[int]())], list[tuple[float, list[int]]]()
+    for length in range(limit + 1):
+        found = []
+        for total, tokens in alive:
+            for token, value in enumerate(next_logp(model, source, tokens).double().tolist()):
+                if token in (0, 1, 2) or (length == limit and token != EOS_ID):
+                    continue
+                covered = prefix is None or spelled(tokenizer, tokens).startswith(text.encode())
+                if covered or (token != EOS_ID and fits(tokenizer, prefix, text, [*tokens, token])):
+                    found.append((total + value, tokens, token))
+        best = sorted(found, key=lambda one: -one[0])[: 2 * k]
+        ended += [(total / ((6 + length) / 6) ** 0.6, tokens) for total, tokens, token in best if token == EOS_ID]
+        ended = sorted(ended, key=lambda one: -one[0])[:k]
+        alive = [(total, [*tokens, token]) for total, tokens, token in best if token != EOS_ID][:k]
+    return ended
+
+
+TEXTS = ["Ein Ha", "", "Ein Haus steht", "H", "", "Häu", "das Haus, d", "北"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("slots", [None, 3])
+@pytest.mark.parametrize("k", [1, 4])
+def test_search_equals_one_that_compares_texts(
+    model: Transformer, tokenizer: Tokenizer, k: int, slots: int | None
+) -> None:
+    """Prefixes of unequal length in one batch, some empty, in batches that shrink and in slots that are refilled."""
+    texts = PieceTexts(tokenizer)
+    rows = [texts.encode(text) if text else None for text in TEXTS]
+    sources = make_sources(len(TEXTS), longest=6, vocab_size=tokenizer.vocab_size)
+    settings = BeamSettings(beam_size=k, nbest=k, max_extra_tokens=4, least_growth=1000)
+    found = beam_search(model, sources, settings=settings, slots=slots, prefixes=Prefixes(texts, rows))
+    for hypotheses, source, row, text in zip(found, sources, rows, TEXTS, strict=True):
+        expected = reference(model, tokenizer, source, row, text, k)
+        assert [one.tokens for one in hypotheses] == [tokens for _, tokens in expected]
+        assert [one.score for one in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
+        assert all(spelled(tokenizer, one.tokens).startswith(text.encode()) for one in hypotheses)
+
+
+def test_a_piece_may_continue_past_the_prefix(tokenizer: Tokenizer) -> None:
+    texts = PieceTexts(tokenizer)
+    prefix = texts.encode("Ein Ha")
+    assert (spelled(tokenizer, list(prefix.forced)), prefix.rest) == (b"Ein", b" Ha")
+    first, second, third = ({tokenizer.piece_bytes(i) for i in np.flatnonzero(row)} for row in texts.allowed(b" Ha"))
+    assert b" Haus" in first
+    assert b" H" in first
+    assert all(piece.startswith(b" Ha") or b" Ha".startswith(piece) for piece in first)
+    assert {b"H", b"Ha", b"Haus"} & second == {b"H"} | {b"Ha", b"Haus"} & {*map(tokenizer.piece_bytes, range(4, 300))}
+    assert all(piece.startswith(b"a") for piece in third)
+    # A long word is forced, except its last pieces.
+    long = texts.encode("Ein xqzvwyjkxqzv")
+    assert len(long.rest) == 4
+    assert spelled(tokenizer, list(long.forced)) + long.rest == b"Ein xqzvwyjkxqzv"
+    # White space at the end is a part of the prefix.
+    assert texts.encode("Ein ").rest == b" "
+
+
+def test_pieces_after_which_nothing_fits_are_not_allowed() -> None:
+    """Without the character `b`, `a` leads nowhere."""
+
+    class Pieces:
+        vocab_size, first_piece = 8, 4
+        texts = (b"", b"", b"", b"", b"a", b"ab", b"bc", b"abx")
+
+        def piece_bytes(self, token: int) -> bytes:
+            return self.texts[token]
+
+    allowed = PieceTexts(Pieces()).allowed(b"ab")  # type: ignore[arg-type]
+    assert np.flatnonzero(allowed[0]).tolist() == [4, 5, 7]
+    assert np.flatnonzero(allowed[1]).tolist() == [6]
+    Pieces.texts = (b"", b"", b"", b"", b"a", b"ab", b"x", b"abx")
+    allowed = PieceTexts(Pieces()).allowed(b"ab")  # type: ignore[arg-type]
+    assert np.flatnonzero(allowed[0]).tolist() == [5, 7]
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte-bpe": lambda: learn_byte_bpe(WORDS, vocab_size=300),
+    "lowercase": lambda: learn_byte_bpe(WORDS, vocab_size=300, lowercase=True),
+    **{
+        f"{kind}{'-bytes' * fallback}": lambda kind=kind, fallback=fallback: learn_sentence_piece(
+            WORDS,
+            vocab_size=330 if fallback else 60,
+            model_type=kind,
+            byte_fallback=fallback,
+            character_coverage=1.0,
+            normalization="clean",
+        )
+        for kind in ("unigram", "bpe")
+        for fallback in (False, True)
+    },
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("refills", [False, True])
+def test_every_output_begins_with_its_prefix(kind: str, refills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of vocabulary, by search and by sampling; longer than the source, and normalized."""
+    monkeypatch.setattr(module, "_REFILLS", {"cpu": refills})
+    tokenizer = KINDS[kind]()
+    model = random_model_of(tokenizer)
+    prefixes = ["Ein Ha", "", "Häu", "das Haus, das Haus, da", "Ｅin\u200b  Hu", "See", "Ein ", "\u3000", "北", "s"]
+    lines = [*WORDS[:9], "a"]
+    for settings, sampling in ((BeamSettings(nbest=3), None), (BeamSettings(), SamplingSettings(top_k=5))):
+        translator = Translator(model, tokenizer, CPU, settings, sampling=sampling, max_batch_tokens=90)
+        for prefix, found in zip(prefixes, translator.translate(lines, prefixes=prefixes), strict=True):
+            expected = tokenizer.normalize(prefix) if prefix.strip() else ""
+            assert all(one.text.startswith(expected) for one in found.hypotheses), (prefix, found)
+            assert len(found.hypotheses) == settings.nbest
+    free = Translator(model, tokenizer, CPU, BeamSettings()).translate(lines)
+    assert Translator(model, tokenizer, CPU, BeamSettings()).translate(lines, prefixes=[""] * 10) == free
+
+
+def test_a_prefix_changes_only_its_own_line(model: Transformer, tokenizer: Tokenizer) -> None:
+    translator = Translator(model, tokenizer, CPU, BeamSettings(nbest=2))
+    free, bound = translator.translate(WORDS[:5]), translator.translate(WORDS[:5], prefixes=["", "Haus", "", "", ""])
+    assert [one.hypotheses[0].tokens for i, one in enumerate(bound) if i != 1] == [
+        one.hypotheses[0].tokens for i, one in enumerate(free) if i != 1
+    ]
+    assert bound[1].text.startswith("Haus")
+    # A prefix that the output has anyway leaves it as it is, with its probability.
+    own = free[0].hypotheses[0].text
+    (same,) = translator.translate(WORDS[:1], prefixes=[own[:1]])
+    assert same.hypotheses[0].score == pytest.approx(free[0].hypotheses[0].score, abs=1e-5)
+
+
+def test_samples_keep_the_proportions_of_what_is_allowed(model: Transformer, tokenizer: Tokenizer) -> None:
+    texts, count, source = PieceTexts(tokenizer), 3000, [7, 8, 9]
+    prefix = texts.encode("H")
+    settings = SamplingSettings(seed=2)
+    rows = Prefixes(texts, [prefix] * count)
+    keys = [(line, 0) for line in range(count)]
+    found = sample(
+        model, [source] * count, keys, settings=settings, max_extra_tokens=0, length_penalty=0.0, prefixes=rows
+    )
+    expected = next_logp(model, source, []).double().exp().numpy() * texts.allowed(b"H")[0]
+    expected /= expected.sum()
+    counts = np.bincount([one.tokens[0] for one in found], minlength=tokenizer.vocab_size)
+    deviation = np.sqrt(count * expected * (1 - expected))
+    assert (np.abs(counts - count * expected) <= 4.5 * deviation + 1e-9).all()
+    assert (expected > 0.01).sum() >= 2
+    # The probability is the model's own.
+    logp, tokens = 0.0, found[0].tokens
+    for place, token in enumerate([*tokens, EOS_ID]):
+        logp += float(next_logp(model, source, tokens[:place])[token])
+    assert found[0].log_probability == pytest.approx(logp, abs=1e-4)
+
+
+def test_what_does_not_fit_is_refused_by_its_line(model: Transformer, tokenizer: Tokenizer) -> None:
+    translator = Translator(model, tokenizer, CPU, BeamSettings(max_extra_tokens=10))
+    line = WORDS[0]
+    for lines, prefixes, said in (
+        ([line, line], ["a"], "there are 1 prefixes and 2 lines: pass one prefix for each line"),
+        ([line, ""], ["", "a"], "line 12 is blank and has a prefix: leave its prefix empty, or fill the line"),
+        ([line], ["x" * 64], "line 11 has a prefix that may take 64 tokens, and the model has room for 63: shorten it"),
+        (
+            [line, "x" * 60],
+            ["", "a"],
+            "line 12 has a prefix and 60 tokens, and lines of more than 53 are translated in",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            translator.translate(lines, first=10, prefixes=prefixes)
+    # As many tokens as there is room for.
+    (found,) = translator.translate([line], prefixes=["x" * 63])
+    assert found.text.startswith("x" * 63)
+    few = learn_sentence_piece(
+        WORDS, vocab_size=60, model_type="bpe", byte_fallback=False, character_coverage=1.0, normalization="clean"
+    )
+    translator = Translator(random_model_of(few), few, CPU, BeamSettings())
+    with pytest.raises(UserError, match="line 1 has a prefix with q, which is not in the target vocabulary: leave it"):
+        translator.translate([line], prefixes=["Haus q"])
+
+
+def test_a_line_with_a_prefix_is_not_split(model: Transformer, tokenizer: Tokenizer) -> None:
+    translator = Translator(model, tokenizer, CPU, BeamSettings(max_extra_tokens=5), split_over=3)
+    line = "Ein Haus. Ein Hund."
+    split, whole = translator.translate([line, line], prefixes=["", "Haus"])
+    assert (split.split is not None, whole.split) == (True, None)
+
+
+def test_a_step_of_slots_writes_the_same_memory(model: Transformer, tokenizer: Tokenizer) -> None:
+    texts = PieceTexts(tokenizer)
+    rows = [texts.encode(text) if text else None for text in TEXTS]
+    prefixes = Prefixes(texts, rows)
+    search = beam._Search(model, make_sources(8, seed=3), BeamSettings(), 3, prefixes=prefixes)
+    assert isinstance(search.tracker, PrefixTracker)
+    with torch.inference_mode():
+        search._begin(np.arange(3))
+        before = [tensor.data_ptr() for tensor in tensors_of(search.tracker)]
+        assert len(before) > 4
+        for _ in range(12):
+            search._step()
+        search._begin(np.arange(3))
+    assert [tensor.data_ptr() for tensor in tensors_of(search.tracker)] == before
+
+
+@pytest.mark.system
+def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = PieceTexts(tokenizer)
+    prefixes = Prefixes(texts, [texts.encode(text) if text else None for text in TEXTS])
+    with fake_cuda(tmp_path, monkeypatch) as device:
+        with device:
+            model = random_model_of(tokenizer).cast_parameters(torch.bfloat16)
+        with torch.no_grad():
+            search = beam._Search(model, make_sources(8, seed=3), BeamSettings(), 3, prefixes=prefixes)
+            search._begin(np.arange(3))
+            for _ in range(3):
+                search._step()
+    assert search.beams.alive_logp_Nk.device == device
+
+
+def test_prefixes_of_a_loaded_model(model_folder: Path, toy_lines: Lines) -> None:
+    model = dist_transformer.load(model_folder, device="cpu")
+    assert model.translate(toy_lines[0][0], prefixes="der Hu", max_extra_tokens=3).startswith("der Hu")
+    found = model.translate(toy_lines[0][:3], prefixes=["", "die", "§"], nbest=2, max_extra_tokens=3)
+    assert [one.text[:1] for row in found[1:] for one in row] == ["d", "d", "§", "§"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_pieces_make_the_text(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    for text in WORDS[:5]:
+        assert spelled(tokenizer, tokenizer.encode(text)).strip() == tokenizer.normalize(text).encode()
