@@ -78,8 +78,9 @@ def describe(folder: DataFolder) -> str:
     ]
     for name, split, dropped in rows:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
+        drawn = f", {split.segmentations:,} segmentations of each" if split.segmentations > 1 else ""
         lines += [
-            f"{name}: {split.pairs:,} pairs in {len(split.shards):,} shard(s); dropped: {reasons}",
+            f"{name}: {split.pairs:,} pairs in {len(split.shards):,} shard(s){drawn}; dropped: {reasons}",
             f"       {split.source_tokens:,} source and {split.target_tokens:,} target tokens",
         ]
     return "\n".join(lines)

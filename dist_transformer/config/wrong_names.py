@@ -132,6 +132,8 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     "joint-vocab-size dim-vocabs",
     ("--tokenizer", _DATA): "vocab vocabs spm-model bpe bpe-codes codes sentencepiece-model sentencepiece-vocabs "
     "tokenizer v",
+    ("--segmentation-dropout", _DATA): "bpe-dropout",
+    ("--segmentation-alpha", _DATA): "sampling-alpha sentencepiece-alphas src-subword-alpha tgt-subword-alpha",
     ("--src-tokenizer", _DATA): "src-vocab srcdict source-vocab",
     ("--tgt-tokenizer", _DATA): "tgt-vocab tgtdict target-vocab",
     ("--max-tokens", "--batch.max-source-tokens and --batch.max-target-tokens", "--max-extra-tokens"): "max-length "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.cli.inspect import describe
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
@@ -51,6 +52,7 @@ def test_every_segmentation_has_the_same_pairs(tmp_path: Path) -> None:
     ids, _, _, _ = data.valid.tokens(np.arange(1))
     assert ids.tolist() == tokenizer.encode("another word here")
     assert any(line.startswith("segmentations: 3 of each training sentence are drawn") for line in report)
+    assert "train: 60 pairs in 9 shard(s), 3 segmentations of each;" in describe(data)
 
 
 def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
