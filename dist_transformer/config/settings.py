@@ -33,6 +33,7 @@ _LARGEST_PACK, _MOST_PACKS, _MOST_STEPS = 2**24, 2**24, 2**40
 _TOKENS_ON_A_CPU = 4096
 
 
+_TIED = ("all", "target", "none")
 # Far above any translation model, and low enough that a hostile model file is described within seconds.
 _LARGEST_MODEL = {
     "width": 2**16,
@@ -109,6 +110,8 @@ class ModelConfig:
         require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
         for name in ("vocab_size", "target_vocab_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
+        remedy = f"it must be one of {', '.join(_TIED)}"
+        require(self.tie_embeddings in _TIED, "tie_embeddings", self.tie_embeddings, remedy)
         if self.target_vocab_size:
             remedy = "two vocabularies cannot share all three matrices: use target or none"
             require(self.tie_embeddings != "all", "tie_embeddings", self.tie_embeddings, remedy)

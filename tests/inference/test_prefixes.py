@@ -42,7 +42,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
 def random_model_of(tokenizer: Tokenizer) -> Transformer:
     torch.manual_seed(4)
     shape = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 64}
-    model = Transformer(ModelConfig(**shape, tie_embeddings=False, vocab_size=tokenizer.vocab_size)).eval()
+    model = Transformer(ModelConfig(**shape, tie_embeddings="none", vocab_size=tokenizer.vocab_size)).eval()
     with torch.no_grad():
         model.output_projection.mul_(3)
         model.output_projection[EOS_ID] *= 1.5

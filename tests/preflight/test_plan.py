@@ -155,7 +155,7 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
     found = plan(config, gpu="cpu", gpus=2)
     index = toy_data.index
     ratio = index.train.source_tokens / index.train.target_tokens
-    assert found.work.vocab_size == index.vocab_size
+    assert found.work.vocab_sizes == (index.vocab_size, 0)
     assert found.work.source_budget == math.ceil(1024 * ratio)
     assert 0.95 < found.work.fill <= 1
     assert found.epochs == pytest.approx(1000 * found.work.fill * 2 * 1024 / index.train.target_tokens)
@@ -167,7 +167,7 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
 
 def test_without_data_the_papers_vocabulary_is_assumed() -> None:
     work = look_at_work(preset("base"))
-    assert (work.vocab_size, work.source_budget, work.assumed) == (37_000, 392, True)
+    assert (work.vocab_sizes, work.source_budget, work.assumed) == ((37_000, 0), 392, True)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_settings_are_grouped_and_changes_marked(run_dir: Path, read_page: ReadP
     assert not {"data", "run_dir", "vocab_size", "seed", "dropout", "beta1", "data_sha256", "stage"} & changed
     assert groups["run"]["max_steps"] == "80default 100,000"
     assert groups["run"]["data"] == "…/toy"
-    assert groups["model"]["tie_embeddings"] == "all"
+    assert groups["model"]["tie_embeddings"] == "yes"
     assert groups["model"]["head_width"] == "none"
     assert groups["deepspeed.zero_optimization"] == {"stage": "1", "overlap_comm": "yes"}
 
