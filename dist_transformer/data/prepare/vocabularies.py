@@ -13,7 +13,7 @@ from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.pair import wrap_pair
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary, show_sizes
 
 
 def tokenizer_path(work: Work) -> Path:
@@ -27,25 +27,30 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
         UserError: one cannot be read, or does not do what the settings ask of it.
     """
     for choice in settings.vocabularies:
-        if (tokenizer := _given(choice)) is not None:
+        tokenizers = _given(choice)
+        for side, tokenizer in tokenizers.items():
             _check(settings, choice, tokenizer)
-            if {*choice.sides} & {*settings.sampled_sides}:
+            if side in settings.sampled_sides:
                 settings.strength(tokenizer)
-            if 0 in choice.sides:
+            if side == 0:
                 tokenizer.tag_ids(settings.source_tags)
-            wants_another_size = choice.vocab_size not in (None, tokenizer.vocab_size)
+        if choice.tokenizer is not None:
+            first, is_joint = next(iter(tokenizers.values())), len(tokenizers) > 1
+            sizes = load_vocabulary(choice.tokenizer).sizes if is_joint else (first.vocab_size, 0)
+            wants_another_size = choice.vocab_size not in (None, first.vocab_size)
             report(
-                f"{_name(settings, choice)}: {tokenizer.vocab_size:,} entries from {choice.tokenizer}, "
-                f"{tokenizer.text_rule}" + f", {choice.flags}vocab-size has no effect" * wants_another_size
+                f"{_name(settings, choice)}: {show_sizes(sizes)} entries from {choice.tokenizer}, {first.text_rule}"
+                + f", {choice.flags}vocab-size has no effect" * wants_another_size
             )
 
 
-def _given(choice: VocabularyChoice) -> Tokenizer | None:
-    """Read the tokenizer of a side of a vocabulary that exists; the source stands for both."""
+def _given(choice: VocabularyChoice) -> dict[int, Tokenizer]:
+    """Read a vocabulary that exists; return its tokenizers by their sides, none for one that is learned."""
     if choice.tokenizer is None:
-        return None
+        return {}
     vocabulary = load_vocabulary(choice.tokenizer)
-    return vocabulary.source if 0 in choice.sides else vocabulary.target
+    sides = (vocabulary.source, vocabulary.target)
+    return {side: sides[side] for side in choice.sides}
 
 
 def _check(settings: PrepareSettings, choice: VocabularyChoice, tokenizer: Tokenizer) -> None:
@@ -80,9 +85,8 @@ def normalizations(settings: PrepareSettings) -> Normalizations:
     """Return the rules for text of sources and targets, which are known before the vocabularies are learned."""
     rules: list[Normalization | None] = [settings.normalization or DEFAULT_NORMALIZATION] * 2
     for choice in settings.vocabularies:
-        if (tokenizer := _given(choice)) is not None:
-            for side in choice.sides:
-                rules[side] = tokenizer.normalization
+        for side, tokenizer in _given(choice).items():
+            rules[side] = tokenizer.normalization
     return rules[0], rules[1]
 
 

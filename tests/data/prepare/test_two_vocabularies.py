@@ -10,9 +10,12 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.prepare.vocabularies import normalizations
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.data.vocabulary.pair import wrap_pair
 from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs
 
 PAIRS = corpus(60)
@@ -68,6 +71,23 @@ def test_one_may_exist_and_the_other_be_learned(tmp_path: Path) -> None:
     assert load_vocabulary(tmp_path / "third" / "tokenizer.json").content == second.content
 
 
+def test_each_side_of_a_given_pair_keeps_its_rule(tmp_path: Path) -> None:
+    rules: tuple[Normalization, Normalization] = ("nfc", "clean")
+    sides = (
+        learn_byte_bpe([pair[side] for pair in PAIRS], vocab_size=270, normalization=rule)
+        for side, rule in enumerate(rules)
+    )
+    wrap_pair(*sides).save(tmp_path / "pair.json")
+    settings = settings_of(tmp_path, tokenizer=tmp_path / "pair.json", vocab_size=None)
+    assert normalizations(settings) == rules
+
+
+def settings_of(folder: Path, **changes: Any) -> PrepareSettings:
+    source, target = write_pairs(folder, "train", PAIRS)
+    settings = {"out": folder / "out", "sources": tuple(line_files([source], [target])), "vocab_size": 400}
+    return PrepareSettings(**(settings | changes))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -88,10 +108,8 @@ def test_one_may_exist_and_the_other_be_learned(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    files = write_pairs(tmp_path, "train", PAIRS)
-    settings = {"out": tmp_path / "out", "sources": tuple(line_files([files[0]], [files[1]]))}
     with pytest.raises(UserError, match=said):
-        PrepareSettings(**{**settings, "vocab_size": 400, **changes})  # type: ignore[arg-type]
+        settings_of(tmp_path, **changes)
 
 
 def test_an_index_of_other_sizes_is_refused(tmp_path: Path) -> None:
