@@ -50,6 +50,7 @@ INPUTS = {
     "plan": {"--against"},
     "prepare": {
         *("--src", "--tgt", "--tsv", "--jsonl", "--parquet", "--dataset", "--valid-src", "--valid-tgt", "--tokenizer"),
+        *("--src-tokenizer", "--tgt-tokenizer"),
     },
     "report": {"--run-dir"},
     "score": {"--model", "--src", "--tgt"},
