@@ -261,6 +261,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     write_toy_corpus(tmp_path, corpus)
     shutil.copy(tmp_path / "test.en", tmp_path / "web.en")
     shutil.copy(tmp_path / "valid.de", tmp_path / "mono.de")
+    (tmp_path / "begun.de").write_text("".join(f"{target.split()[0]}\n" for _, target in corpus.test), encoding="utf-8")
     # What an export is judged by: 1,000 lines.
     for side, name in enumerate(("dev.en", "dev.de")):
         lines = itertools.islice(itertools.cycle(corpus.train), 1000)

@@ -46,6 +46,7 @@ def run_examples(folder: Path, run: Callable[[Path], str]) -> None:
         "runs/other/model is not a model folder (it does not exist): check the path, or make a model with "
         "dist-transformer average\n"
     )
-    assert len(translated.splitlines()) == 5
+    assert len(translated.splitlines()) == 6
+    assert translated.splitlines()[-1].startswith("Zwei Hun")
     assert scored.count("of which </s>") == 2
     assert scored.rstrip().count("looks at") >= 2
