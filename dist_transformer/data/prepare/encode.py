@@ -114,10 +114,10 @@ class EncodeChunk:
         found: list[list[TokenLists]] = [[] for _ in range(self.segmentations)]
         for side, (tokenizer, strength) in enumerate(zip(sides, self.strengths, strict=True)):
             if strength is None:
-                for variant in found:
-                    variant.append(best[side])
+                for both in found:
+                    both.append(best[side])
                 continue
-            parts: list[list[TokenLists]] = [[best[side].take(np.arange(0))] for _ in found]
+            parts: list[list[TokenLists]] = [[] for _ in found]
             for block in _blocks(sizes):
                 texts, numbers = self.chunk.texts(self.work, rows[block])[side], self.chunk.first + rows[block]
                 seeds = np.stack(
@@ -128,10 +128,10 @@ class EncodeChunk:
                     axis=1,
                 ).tolist()
                 drawn = [tokenizer.sample(text, strength, each) for text, each in zip(texts, seeds, strict=True)]
-                for part, lists in zip(parts, zip(*drawn, strict=True), strict=True):
-                    part.append(TokenLists.from_lists(lists, best[side].values.dtype))
-            for variant, part in zip(found, parts, strict=True):
-                variant.append(TokenLists.concatenate(part))
+                for number, part in enumerate(parts):
+                    part.append(TokenLists.from_lists([row[number] for row in drawn], best[side].values.dtype))
+            for both, part in zip(found, parts, strict=True):
+                both.append(TokenLists.concatenate(part))
         return found
 
 

@@ -64,6 +64,13 @@ def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monk
     assert files_of(tmp_path / "first") != files_of(tmp_path / "other")
 
 
+def test_a_chunk_may_have_no_pair_to_draw_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "CHUNK_PAIRS", 4)
+    index, _ = run(tmp_path, [*PAIRS[:8], *[("", "leer")] * 4, *PAIRS[8:]], **SEVERAL)
+    assert index.dropped["empty"] == 4
+    assert index.train.pairs + index.valid_text.pairs == 60
+
+
 def test_one_side_alone(tmp_path: Path) -> None:
     run(tmp_path, PAIRS, **SEVERAL, segmented_side="source")
     data = DataFolder.open(tmp_path / "out")
