@@ -268,7 +268,7 @@ def _marks(shard: Path, vocabulary: Vocabulary) -> LanguageMarks:
     They are entries of the sources: text on the wrong side is encoded with these.
     """
     source, target = shards.read_shard(shard)
-    if vocabulary.target.content != vocabulary.source.content:
+    if vocabulary.sizes[1]:
         rows = target.take(np.arange(min(_MARKED_PAIRS, len(target.lengths))))
         ids = [part.tolist() for part in np.split(rows.values, rows.offsets[1:-1])]
         target = words_of(vocabulary, 0).encode([*map(vocabulary.target.decode, ids)])

@@ -14,9 +14,11 @@ from dist_transformer.data.prepare.vocabularies import normalizations
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.marian import wrap_marian
 from dist_transformer.data.vocabulary.normalization import Normalization
 from dist_transformer.data.vocabulary.pair import wrap_pair
 from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs
+from tests.importing.marian_npz import learn, pieces_of, table_of
 
 PAIRS = corpus(60)
 TWO: dict[str, Any] = {"vocab_size": None, "source_vocab_size": 276, "target_vocab_size": 270}
@@ -48,12 +50,28 @@ def test_each_is_learned_from_its_own_language(tmp_path: Path) -> None:
     assert all(row[0] == vocabulary.source.tag_ids(["<2de>"])[0] for row in sides[0])
 
 
-def test_marks_are_entries_of_the_sources(tmp_path: Path) -> None:
+def marian_tokenizer(folder: Path) -> Path:
+    """Write a vocabulary of MarianMT with two tables."""
+    models = [learn([pair[side] for pair in PAIRS]) for side in (0, 1)]
+    entries = ([*table_of(pieces_of(model)), "<pad>"] for model in models)
+    tables = [json.dumps({piece: i for i, piece in enumerate(each)}).encode() for each in entries]
+    wrap_marian(source=models[0], target=models[1], table=tables[0], target_table=tables[1]).save(
+        folder / "marian.json"
+    )
+    return folder / "marian.json"
+
+
+@pytest.mark.parametrize("kind", ["learned", "marian"])
+def test_marks_are_entries_of_the_sources(kind: str, tmp_path: Path) -> None:
     """Text on the wrong side is encoded with these."""
-    index, _ = run(tmp_path, PAIRS, **TWO)
+    given = TWO if kind == "learned" else {"vocab_size": None, "tokenizer": marian_tokenizer(tmp_path)}
+    index, _ = run(tmp_path, PAIRS, **given)
     source = load_vocabulary(tmp_path / "out" / "tokenizer.json").source
     english, german = ([source.encode(pair[side]) for pair in PAIRS] for side in (0, 1))
-    assert (index.marks.side_of(english), index.marks.side_of(german)) == ("source", "target")
+    assert index.marks.side_of(english) == "source"
+    # To pieces of English alone, most of the other text is unknown, which decides nothing.
+    assert index.marks.side_of(german) == ("target" if kind == "learned" else None)
+    assert not {*index.marks.target} - {token for row in german for token in row}
 
 
 def test_one_may_exist_and_the_other_be_learned(tmp_path: Path) -> None:
