@@ -32,7 +32,6 @@ from dist_transformer.evaluation.evaluate import Evaluation
 from dist_transformer.evaluation.evaluate import evaluate as evaluate_folder
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.loading import read_joint_info
-from dist_transformer.inference.options import as_dtype
 from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.model_folder import ModelInfo
@@ -213,7 +212,7 @@ def evaluate(
     max_extra_tokens: int = 50,
     lowercase: bool = False,
     device: str | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     batch_tokens: int | None = None,
     direction: str | None = None,
     tags: Sequence[str] | None = None,
@@ -229,7 +228,7 @@ def evaluate(
         src: source text, one sentence per line; `ref` has raw reference text, one file per reference.
         lowercase: ignore case.
         device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
-        precision: `fp32` or `bf16`.
+        precision: `fp32` or `bf16`; default: bf16 if the processor has instructions for it, otherwise fp32.
         direction: direction such as `en-de`, if the model has several; `tags` replace the direction's.
         mbr: samples per line, of which the one with the best expected `utility` is scored, instead of a search;
             `epsilon` and `seed` are those of the samples.
@@ -252,7 +251,7 @@ def evaluate(
         settings=BeamSettings(beam_size=beam, length_penalty=length_penalty, max_extra_tokens=max_extra_tokens),
         mbr=choice,
         device=find_device(device),
-        dtype=as_dtype(precision),
+        precision=precision,
         max_batch_tokens=batch_tokens,
         lowercase=lowercase,
         direction=direction,

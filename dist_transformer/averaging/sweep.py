@@ -30,6 +30,7 @@ from dist_transformer.evaluation.evaluate import (
     reference_nll,
 )
 from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.options import as_dtype
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding
 from dist_transformer.run.layout import SETTINGS_FILE
@@ -44,7 +45,8 @@ class DevSet:
     reference: Path
     """Raw reference text."""
     settings: BeamSettings
-    dtype: torch.dtype = torch.float32
+    precision: str
+    """Arithmetic of decoding, `bf16` or `fp32`."""
     max_batch_tokens: int | None = None
     direction: str | None = None
     """Name of a direction of the run; needed if there are several."""
@@ -117,6 +119,7 @@ class Sweep:
             "source": str(self.dev.source),
             "reference": str(self.dev.reference),
             "sentences": len(evaluation.hypotheses),
+            "precision": self.dev.precision,
             "beam_size": settings.beam_size,
             "length_penalty": settings.length_penalty,
             "max_extra_tokens": settings.max_extra_tokens,
@@ -176,7 +179,7 @@ def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: tor
     model = Transformer(mean.info.model)
     model.load_state_dict(mean.weights)
     mean.weights.clear()
-    model = for_decoding(model, device, dev.dtype)
+    model = for_decoding(model, device, as_dtype(dev.precision))
     evaluation = evaluate_model(
         model,
         mean.tokenizer,

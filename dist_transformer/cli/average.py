@@ -39,7 +39,7 @@ from dist_transformer.inference.options import (
     add_decoding_options,
     add_device_option,
     add_direction_options,
-    as_dtype,
+    agreed_precision,
     beam_settings,
     decoding_flags,
 )
@@ -130,7 +130,7 @@ def run_sweep(arguments: argparse.Namespace, world: World) -> None:
             source=source,
             reference=reference,
             settings=beam_settings(arguments),
-            dtype=as_dtype(arguments.precision),
+            precision=agreed_precision(arguments.precision, device),
             max_batch_tokens=arguments.batch_tokens,
             direction=arguments.direction,
             tags=None if arguments.tag is None else tuple(arguments.tag),

@@ -63,6 +63,7 @@ from dist_transformer.inference.options import (
     add_mbr_options,
     add_models_option,
     add_split_option,
+    agreed_precision,
     as_dtype,
     beam_settings,
     choose_split_over,
@@ -144,7 +145,7 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     from dist_transformer.runtime.device import find_device
 
     device = find_device(arguments.device)
-    translator, info = load_translator(arguments, device)
+    translator, info = load_translator(arguments, device, agreed_precision(arguments.precision, device))
     at_terminal = sys.stdin.isatty()
     prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
     lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
@@ -175,12 +176,14 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
     from dist_transformer.runtime.distributed import gather_objects, on_all_ranks
 
     output, lines_at_once = output_format(arguments), chunk_lines(arguments, device.type)
-    translator, info = on_all_ranks(lambda: load_translator(arguments, device))
+    precision = agreed_precision(arguments.precision, device)
+    translator, info = on_all_ranks(lambda: load_translator(arguments, device, precision))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
     # Its text is a part of the inputs.
     how["prefix"] = arguments.prefix is not None
     # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
+    how["precision"] = precision
     job = CorpusJob(
         models=arguments.model,
         inputs=on_all_ranks(lambda: expand(arguments.input, "--input")),
@@ -220,12 +223,14 @@ def say_notes(notes: Counter[str]) -> None:
             say(f"note: {note}", file=sys.stderr)
 
 
-def load_translator(arguments: argparse.Namespace, device: "torch.device") -> "tuple[Translator, ModelInfo]":
+def load_translator(
+    arguments: argparse.Namespace, device: "torch.device", precision: str
+) -> "tuple[Translator, ModelInfo]":
     from dist_transformer.inference.translator import Translator
 
     search, sampling, mbr = decoding_settings(arguments, check_model(arguments))
     way = {"direction": arguments.direction, "tags": arguments.tag}
-    model, tokenizer, info = load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
+    model, tokenizer, info = load_joint(arguments.model, device, as_dtype(precision), **way)
     translator = Translator(
         model,
         tokenizer,

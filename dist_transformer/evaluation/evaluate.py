@@ -18,6 +18,7 @@ from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.loading import load_joint
+from dist_transformer.inference.options import agreed_precision, as_dtype
 from dist_transformer.inference.sampling.mbr import MbrSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
@@ -42,6 +43,8 @@ class Evaluation:
     seconds: float
     """Time of decoding, without loading and scoring."""
     world_size: int
+    precision: str | None = None
+    """Arithmetic of decoding, `bf16` or `fp32`; None: that of a model that the caller loaded."""
     mbr: MbrSettings | None = None
     """Choice among samples; None: beam search."""
     model_folders: tuple[Path, ...] = ()
@@ -53,6 +56,7 @@ class Evaluation:
             **self.scores.report(),
             "notes": list(self.notes),
             "sentences": len(self.hypotheses),
+            "precision": self.precision,
             "mbr": None if self.mbr is None else dataclasses.asdict(self.mbr),
             "split_over": self.split_over,
             "split_sentences": self.split_sentences,
@@ -85,7 +89,7 @@ def evaluate(
     settings: BeamSettings,
     mbr: MbrSettings | None = None,
     device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    precision: str | None = None,
     max_batch_tokens: int | None = None,
     split_over: int | None = None,
     lowercase: bool = False,
@@ -98,6 +102,7 @@ def evaluate(
     Every rank must pass the same arguments, and gets the same evaluation.
 
     Args:
+        precision: `bf16` or `fp32`; default: bf16 if all ranks have instructions for it, otherwise fp32.
         mbr: draw samples and choose among them, instead of a search.
         split_over: as for `Translator`; None, as published scores are made: lines are translated as they stand.
         lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
@@ -109,8 +114,9 @@ def evaluate(
         UserError: a file is unfit on some rank; every rank raises it.
     """
     test_set = read_test_set(source, *references)
+    precision = agreed_precision(precision, device)
     model, tokenizer, info = on_all_ranks(
-        lambda: load_joint(model_folders, device, dtype, direction=direction, tags=tags)
+        lambda: load_joint(model_folders, device, as_dtype(precision), direction=direction, tags=tags)
     )
     if rank() == 0 and (
         caution := wrong_side(
@@ -136,7 +142,7 @@ def evaluate(
         split_over=split_over,
         lowercase=lowercase,
     )
-    return replace(evaluation, model_folders=tuple(model_folders))
+    return replace(evaluation, precision=precision, model_folders=tuple(model_folders))
 
 
 def read_test_set(source: Path, *references: Path) -> ReferencedText:

@@ -62,7 +62,8 @@ def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGro
     option("--beam", "hypotheses in search; 1 is greedy (default 4)", type=int, default=4, metavar="K")
     option("--length-penalty", "exponent of the length penalty (default 0.6)", type=float, default=0.6, metavar="A")
     option("--max-extra-tokens", "longest output: source tokens + N (default 50)", type=int, default=50, metavar="N")
-    option("--precision", "arithmetic of the model (default fp32)", choices=tuple(PRECISIONS), default="fp32")
+    text = "arithmetic of the model (default: bf16 if the processor has instructions for it, else fp32)"
+    option("--precision", text, choices=tuple(PRECISIONS))
     defaults = f"default {BATCH_TOKENS['cpu']} on a CPU, {BATCH_TOKENS['cuda']} on a GPU"
     option("--batch-tokens", f"padded source tokens of a batch times beam ({defaults})", type=int, metavar="N")
 
@@ -143,6 +144,17 @@ def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> "BeamSett
         max_extra_tokens=arguments.max_extra_tokens,
         nbest=nbest,
     )
+
+
+def agreed_precision(wanted: str | None, device: "torch.device") -> str:
+    """Choose the precision of decoding if it was not set: bf16 if all ranks have instructions for it, otherwise fp32.
+
+    Collective: every rank must call it.
+    """
+    from dist_transformer.runtime.device import multiplies_bf16
+    from dist_transformer.runtime.distributed import gather_objects
+
+    return wanted or ("bf16" if all(gather_objects(multiplies_bf16(device))) else "fp32")
 
 
 def as_dtype(precision: str) -> "torch.dtype":

@@ -59,13 +59,20 @@ def choose_precision(device: torch.device, wanted: Literal["bf16", "fp32"] | Non
         UserError: bf16 is wanted on a GPU that does not support it.
     """
     if device.type == "cuda":
-        has_bf16 = torch.cuda.get_device_capability(device)[0] >= 8
+        has_bf16 = multiplies_bf16(device)
         if wanted == "bf16" and not has_bf16:
             name = torch.cuda.get_device_name(device)
             raise UserError(f"{name} has no bf16: give --precision fp32, or use a GPU of compute capability 8 or more")
     else:
         has_bf16 = torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))
     return wanted or ("bf16" if has_bf16 else "fp32")
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Decide whether a device has instructions for products in bf16, without which fp32 is the faster choice."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _choose_kernels() -> None:

@@ -175,7 +175,8 @@ SETTINGS = BeamSettings(beam_size=2, max_extra_tokens=5)
 def sweep_flags(run: Path, out: Path) -> list[object]:
     dev = out.parents[1]
     flags = ["--run-dir", run, "--sweep", "1,3,2,2", "--src", dev / "dev.en", "--ref", dev / "dev.de", "--out", out]
-    return [*flags, "--beam", SETTINGS.beam_size, "--max-extra-tokens", SETTINGS.max_extra_tokens]
+    search = ["--beam", SETTINGS.beam_size, "--max-extra-tokens", SETTINGS.max_extra_tokens, "--precision", "fp32"]
+    return [*flags, *search]
 
 
 def test_the_best_number_alone_and_on_two_ranks(

@@ -41,7 +41,7 @@ def test_the_choice_among_samples_on_one_rank_and_on_two(
     model_folder: Path, files: tuple[Path, Path], toy_lines: tuple[list[str], list[str]], tmp_path: Path
 ) -> None:
     source, reference = files
-    flags = ("--mbr", "5", "--seed", "3", "--epsilon", "0.05")
+    flags = ("--mbr", "5", "--seed", "3", "--epsilon", "0.05", "--precision", "fp32")
     found = []
     for ranks in (1, 2):
         out = tmp_path / f"on_{ranks}" / "result.json"
@@ -50,6 +50,7 @@ def test_the_choice_among_samples_on_one_rank_and_on_two(
         report = json.loads(out.read_text())
         chosen = {"samples": 5, "utility": "chrf", "language": "de", "seed": 3, "epsilon": 0.05, "nbest": 1}
         assert report["mbr"] == chosen
+        assert report["precision"] == "fp32"
         found.append(Path(report["hypotheses"]).read_text("utf-8").splitlines())
     assert found[0] == found[1]
     model = dist_transformer.load(model_folder, device="cpu")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.device import choose_precision, find_device
+from dist_transformer.runtime.device import choose_precision, find_device, multiplies_bf16
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 
@@ -92,6 +92,17 @@ def test_the_arithmetic_of_a_gpu(
 def test_the_arithmetic_of_a_cpu(capability: str, wanted: Any, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert choose_precision(torch.device("cpu"), wanted) == chosen
+
+
+@pytest.mark.parametrize(("bf16", "amx", "has"), [(True, False, True), (False, True, True), (False, False, False)])
+def test_a_cpu_multiplies_bf16_by_avx512_bf16_or_amx(
+    bf16: bool, amx: bool, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # AVX-512 alone, in which training computes bf16, has no instruction for it.
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert multiplies_bf16(torch.device("cpu")) == has
 
 
 def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
