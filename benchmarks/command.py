@@ -17,31 +17,22 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.data import DataBenchmark, data_table, run_data_benchmark
-from benchmarks.decoding import LABELS as DECODE_LABELS
 from benchmarks.decoding import DecodeBenchmark, decode_table, run_decoding_benchmark
 from benchmarks.flags import Measure, parse_arguments
 from benchmarks.kernels import KernelBenchmark, kernel_table, run_kernel_benchmark
 from benchmarks.measure import result_of, vector_units, write_result
 from benchmarks.race.picture import race_picture
-from benchmarks.race.race import Race, race_row, race_table
+from benchmarks.race.race import SHOWN_GOALS, Race, race_table
 from benchmarks.race.text import RaceText
 from benchmarks.race.toolkits import TOOLKITS
-from benchmarks.rows import (
-    COST_ROW,
-    DATA_ROW,
-    DECODE_ROW,
-    START_ROW,
-    STEP_ROW,
-    TRAIN_ROW,
-)
+from benchmarks.rows import DATA_ROW, STEP_ROW, Row, decode_row, race_rows, start_rows, train_row
 from benchmarks.start import StartBenchmark, run_start_benchmark, start_table
 from benchmarks.training.cost_curve import cost_table, curve_of, run_cost_curve
 from benchmarks.training.field import (
-    LABELS,
     TrainBenchmark,
     run_training_benchmark,
     train_table,
@@ -74,10 +65,12 @@ class Measured:
     given: Sequence[object]
     """Flags of the part, without folders, because a result does not mention folders of this machine."""
     table: str | None = None
-    row: dict[str, str] | None = None
+    rows: Sequence[Row] = ()
     text: DataIndex | ModelInfo | None = None
     """Index of the data folder or model that names the corpus."""
     seeds: Sequence[int] = ()
+    wall_seconds: float | None = None
+    """Time of a measurement in several calls, if it is not that of this one."""
     flaw: str | None = None
     """Reason why the figures are wrong, if they are."""
 
@@ -99,9 +92,9 @@ def main() -> None:
             what=measured.what,
             command=shlex.join([*command, *(["--", *arguments.flags] if arguments.flags else [])]),
             seeds=measured.seeds,
-            wall_seconds=round(time.monotonic() - started, 1),
+            wall_seconds=round(measured.wall_seconds or time.monotonic() - started, 1),
             figures=measured.figures,
-            rows=[measured.row] if measured.row else [],
+            rows=measured.rows,
         )
         write_result(arguments.json, result)
     if measured.flaw is not None:
@@ -114,12 +107,6 @@ def config_of(arguments: argparse.Namespace) -> TrainConfig:
         return PRESETS[arguments.preset].changed(data=(str(arguments.data),))
     flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
     return parse_training(flags, prog="tools/benchmark.py")[0]
-
-
-def compare_with_peers(peers: Sequence[str], labels: Mapping[str, str]) -> str:
-    """Make the end of a row's result: our rate relative to each peer's."""
-    times = (f"{{figures[contenders][{name}][ours_to_this][median]:.2f}}× {labels[name]}" for name in peers)
-    return f", which is {', '.join(times)} in the same run" if peers else ""
 
 
 def say(line: str) -> None:
@@ -155,8 +142,7 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
         figures = {"preset": arguments.preset, **run_training_benchmark(settings, world, device, report)}
     if not world.is_main:
         return None
-    first, *peers = figures["contenders"]
-    compared = compare_with_peers(peers, LABELS)
+    _, *peers = figures["contenders"]
     counts = [f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")]
     flaw = "the losses of the contenders differ: they did not do the same work (see nll in --json)"
     return Measured(
@@ -164,7 +150,7 @@ def measure_training(arguments: argparse.Namespace) -> Measured | None:
         figures=figures,
         given=[*DATA, "--preset", arguments.preset, "--peers", *peers, *counts],
         table=train_table(figures),
-        row={**TRAIN_ROW, "result": f"{TRAIN_ROW['result']}{compared}".replace("FIRST", first)},
+        rows=[train_row([*figures["contenders"]], gpu=device.type == "cuda")],
         text=DataFolder.open(arguments.data).index,
         seeds=[config.seed],
         flaw=None if figures["loss_curves_agree"] else flaw,
@@ -198,7 +184,7 @@ def measure_step(arguments: argparse.Namespace) -> Measured:
             *(f"--{name}={getattr(settings, name)}" for name in ("steps", "rounds")),
         ],
         table=step_table(figures),
-        row=STEP_ROW,
+        rows=[STEP_ROW],
         text=DataFolder.open(arguments.data).index,
         seeds=[config.seed],
     )
@@ -231,7 +217,6 @@ def measure_decoding(arguments: argparse.Namespace) -> Measured:
     with process_group(read_world()) as device:
         figures = run_decoding_benchmark(settings, device, say)
     peers = [name for name in figures["contenders"] if name != "ours"]
-    compared = compare_with_peers(peers, DECODE_LABELS)
     flaw = "the BLEU scores differ: the contenders did not do the same work"
     return Measured(
         what=f"decoding compared with peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
@@ -243,7 +228,7 @@ def measure_decoding(arguments: argparse.Namespace) -> Measured:
             f"--sentences={len(settings.sources)}",
         ],
         table=decode_table(figures),
-        row={**DECODE_ROW, "result": f"{DECODE_ROW['result']}{compared}"},
+        rows=[decode_row([*figures["contenders"]], gpu=device.type == "cuda")],
         text=read_model_info(arguments.model),
         flaw=None if figures["scores_agree"] else flaw,
     )
@@ -257,7 +242,6 @@ def measure_costs(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         given=[f"--repeats={arguments.repeats}"],
         table=cost_table(figures),
-        row=COST_ROW,
     )
 
 
@@ -278,7 +262,7 @@ def measure_data(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         given=[*DATA, *(f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names)],
         table=data_table(figures),
-        row=DATA_ROW,
+        rows=[DATA_ROW],
         text=DataFolder.open(arguments.data).index,
         seeds=[settings.seed],
     )
@@ -315,7 +299,8 @@ def measure_race(arguments: argparse.Namespace) -> Measured:
             *("--seeds", *race.seeds, "--steps", race.steps, "--every", race.every),
         ],
         table=race_table(figures),
-        row=race_row(figures),
+        rows=race_rows(figures, SHOWN_GOALS),
+        wall_seconds=sum(found.get("wall_seconds", 0) for found in figures["toolkits"].values()),
         text=text.data.index,
         seeds=race.seeds,
     )
@@ -329,7 +314,7 @@ def measure_start(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         given=[f"--rounds={settings.rounds}", *(["--demo"] if settings.demo else [])],
         table=start_table(figures),
-        row=START_ROW,
+        rows=start_rows([*figures["waits"]]),
     )
 
 

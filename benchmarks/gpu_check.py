@@ -214,9 +214,7 @@ def measure_bleu(suite: Any) -> Results:
     for name in ("newstest2014", "test_2016_flickr"):
         command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]
         result = suite.measure(f"bleu-{name}", *command)
-        score = "{figures[contenders][ours][bleu]:.1f} BLEU"
-        row = {"what": f"briefly trained `base` on {name}", "steps": "—", "result": score}
-        yield f"bleu-{name}", {**result, "rows": [row]}
+        yield f"bleu-{name}", {**result, "rows": []}
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -197,7 +197,7 @@ def result_of(
     seeds: Sequence[int],
     wall_seconds: float,
     figures: dict[str, Any],
-    rows: Sequence[dict[str, str]],
+    rows: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Make a result in the layout of tools/results_table.py.
 

@@ -1,12 +1,12 @@
 """Rewrite the tables of figures in README.md and docs/: results from results/*.json, and the cost of training.
 
-A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is `results` for all
-rows of all files, `highlights` for the few results that README.md shows, or `costs` for
+A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is one of TABLES for
+the rows of all files that belong to it, `highlights` for the few results that README.md shows, or `costs` for
 dist_transformer/cost/costs.py. With --check nothing is written, and the exit status is 1 if pages and figures
 differ. A result file is one JSON object:
 
     what           what was run and what it shows, in one or two sentences
-    corpus         the corpus and its languages: the table's first column
+    corpus         the corpus and its languages
     synthetic      true if a grammar generated the text, which says nothing about real text
     date           date of the run, YYYY-MM-DD
     machine        "4 cores of AMD EPYC, …": cores of a processor, then memory, GPUs, versions of torch and DeepSpeed
@@ -14,16 +14,18 @@ differ. A result file is one JSON object:
     seeds          seeds of the runs
     wall_seconds   seconds that everything took, or null if it was not measured
     figures        everything that was measured, nested as the result needs
-    rows           lines of the table, each with its other columns: {"what": …, "steps": …, "result": …}
+    rows           rows of tables: {"table": a name of TABLES, "cells": a text for each of its columns}
 
-The texts of rows and highlights contain no numbers. They name figures by their path in the file, in Python's format
-syntax: "{figures[test][bleu]:.1f} BLEU". Rows on real text come first, then the newest rows.
+The texts of cells and highlights contain no numbers. They name figures by their path in the file, in Python's format
+syntax: "{figures[test][bleu]:.1f} BLEU". The newest rows come first. The last column states the processor and the date,
+and links the file.
 """
 
 import argparse
 import datetime
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +38,26 @@ _BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
-HEAD = ["| corpus | what | steps | result | processor | date |", "|---|---|---|---|---|---|"]
+# One table per question, whose rows can be compared.
+TABLES: dict[str, tuple[str, ...]] = {
+    "race": ("trainer", "BLEU 15", "20", "25", "tokens per CPU second", "BLEU at the end, beam 4", "peak MiB"),
+    "training": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
+    "training_gpu": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
+    "steps_gpu": ("step", "tokens per second", "milliseconds", "tokens", "peak GiB", "launches"),
+    "decoding": ("model", "ours", "transformers", "CTranslate2", "CTranslate2, int8"),
+    "decoding_gpu": ("model", "ours", "transformers", "CTranslate2", "CTranslate2, int8"),
+    "start": ("until", "seconds", "CPU seconds", "peak MiB"),
+    "data": ("fill", "one pack at a time", "eight", "`prepare`", "`tokenizers` alone", "peak MiB of `prepare`"),
+    "quality": ("recipe", "corpus", "steps", "BLEU"),
+    "ways": ("search", "BLEU", "chrF", "sentences per CPU second"),
+    "vocabularies": ("vocabulary", "BLEU", "chrF", "target tokens per sentence", "parameters"),
+    "export": ("program", "BLEU", "outputs as ours"),
+    "faults": ("campaign", "injected", "ended as they must"),
+}
+"""Columns of the tables by their names, without the last."""
+_MEASURED = "measured on"
+_LONGEST_CELL = 90
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
 class Highlight(NamedTuple):
@@ -47,53 +68,46 @@ class Highlight(NamedTuple):
     result: str
 
 
-HIGHLIGHT_HEAD = ["| what | result | machine | figures |", "|---|---|---|---|"]
 _TRAINING_ON_A_CPU = (
-    "`tiny` trains {figures[train-tiny][fastest_marian][ours_to_this]:.1f} times and `base` "
-    "{figures[train-base][fastest_marian][ours_to_this]:.1f} times as fast as Hugging Face's MarianMTModel in its "
-    "fastest configuration"
+    "{figures[train-tiny][fastest_marian][ours_to_this]:.1f} (`tiny`) and "
+    "{figures[train-base][fastest_marian][ours_to_this]:.1f} (`base`) times the rate of transformers' MarianMTModel"
 )
 # At most eight: README.md answers a newcomer's first questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
     Highlight(
         "multi30k.json",
-        "Translation, Multi30k",
-        "English to German, lowercased, reaches {figures[mean][bleu_tokenized]:.1f} BLEU, the mean of three seeds; the "
-        "published figure is {figures[published_tokenized]:.2f}",
+        "Multi30k, English to German",
+        "{figures[mean][bleu_tokenized]:.1f} BLEU, mean of three seeds; published: {figures[published_tokenized]:.2f}",
     ),
     Highlight(
         "gpu-check-h100.json",
-        "Speed on one GPU",
-        "A step of `{figures[step-8-compiled][preset]}` on {figures[step-8-compiled][tokens_per_step]:,.0f} target "
-        "tokens takes {figures[step-8-compiled][milliseconds]:.0f} ms: {figures[step-8-compiled][rates][median]:,.0f} "
-        "tokens per second. Beam search with a beam of {figures[decode][beam_size]} translates "
-        "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
+        "`big` on one GPU",
+        "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second",
+    ),
+    Highlight(
+        "gpu-check-h100.json",
+        "Beam search on one GPU",
+        "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second, beam of "
+        "{figures[decode][beam_size]}",
     ),
     Highlight("bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
     Highlight("bench-cpu-amd-epyc.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
     Highlight(
         "bench-cpu-amd-epyc.json",
-        "Decoding on a CPU",
-        "In fp32, `base` at {figures[decode-base][contenders][generate][ours_to_this][median]:.1f} times the rate of "
-        "Hugging Face's `generate`, {figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times "
-        "that of CTranslate2, and {figures[decode-base][contenders][int8][ours_to_this][median]:.2f} times that of "
-        "CTranslate2 in int8",
-    ),
-    Highlight(
-        "bench-cpu-amd-epyc.json",
-        "Full packs",
-        "Sentences fill {figures[data][fill_percent][both]:.1f}% of each pack's token budgets",
+        "Decoding on a CPU in fp32, `base`",
+        "{figures[decode-base][contenders][generate][ours_to_this][median]:.1f} times `generate`, "
+        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times CTranslate2 "
+        "({figures[decode-base][contenders][int8][ours_to_this][median]:.2f} in int8)",
     ),
     Highlight(
         "faults.json",
-        "Fault tolerance",
-        "{figures[passed]:,} of {figures[faults]:,} injected faults ended as they must, and the campaigns found "
-        "{figures[planted_found]} of {figures[planted]} bugs planted in the code",
+        "{figures[faults]:,} injected faults",
+        "{figures[passed]:,} runs resumed exactly, or stopped with one clear sentence",
     ),
     Highlight(
         "export.json",
-        "Export",
-        "A model scores {figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers and "
+        "One model in three programs",
+        "{figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers, "
         "{figures[ctranslate2][bleu]:.2f} in CTranslate2",
     ),
 ]
@@ -110,7 +124,6 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "figures": dict,
     "rows": list,
 }
-_COLUMNS = ("what", "steps", "result")
 _PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
 _GPU = re.compile(r"\bGPUs: (?!none\b)(?P<name>[^,;]+)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -122,7 +135,7 @@ def main() -> None:
     arguments = parse_arguments()
     pages = read_pages(_ROOT)
     results = _ROOT / "results"
-    tables = {"highlights": make_highlights(results), "results": make_table(results), "costs": cost_table()}
+    tables = {"highlights": make_highlights(results), "costs": cost_table(), **make_tables(results)}
     wanted = fill_pages(pages, tables)
     changed = [name for name in pages if wanted[name] != pages[name]]
     if arguments.check and changed:
@@ -158,17 +171,23 @@ def fill_pages(pages: dict[str, str], tables: dict[str, str]) -> dict[str, str]:
     }
 
 
-def make_table(folder: Path) -> str:
-    """Make the Markdown table of all rows of the result files of a folder.
+def make_tables(folder: Path) -> dict[str, str]:
+    """Make the Markdown tables of TABLES that have rows in the result files of a folder.
 
     Raises:
         UserError: a file does not follow the layout.
     """
     results = [(file, read_result(file)) for file in sorted(folder.glob("*.json"))]
     results.sort(key=lambda pair: pair[1]["date"], reverse=True)
-    results.sort(key=lambda pair: pair[1]["synthetic"])
-    lines = [line for file, result in results for line in make_lines(file, result)]
-    return "\n".join([*HEAD, *lines])
+    lines: dict[str, list[str]] = {name: [] for name in TABLES}
+    for file, result in results:
+        for table, line in make_lines(file, result):
+            lines[table].append(line)
+    return {name: "\n".join([*_head((*TABLES[name], _MEASURED)), *rows]) for name, rows in lines.items() if rows}
+
+
+def _head(columns: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
 
 
 def make_highlights(folder: Path) -> str:
@@ -181,9 +200,9 @@ def make_highlights(folder: Path) -> str:
     for file_name, what, template in HIGHLIGHTS:
         file = folder / file_name
         result = read_result(file)
-        link = f"[{file.stem}]({folder.name}/{file_name})"
-        lines.append(f"| {what} | {fill(template, result, file)} | {processor_of(result)} | {link} |")
-    return "\n".join([*HIGHLIGHT_HEAD, *lines])
+        link = f"[{measured_on(result)}]({folder.name}/{file_name})"
+        lines.append(_line([*(fill(text, result, file) for text in (what, template)), link]))
+    return "\n".join([*_head(("what", "result", _MEASURED)), *lines])
 
 
 def read_result(file: Path) -> dict[str, Any]:
@@ -201,19 +220,39 @@ def read_result(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: date is {result['date']!r}: write it as 2026-01-31") from None
     if _PROCESSOR.search(result["machine"]) is None:
         raise UserError(f'{file}: machine is {result["machine"]!r}: begin it with "N cores of PROCESSOR,"')
-    if any(not isinstance(row, dict) or row.keys() != set(_COLUMNS) for row in result["rows"]):
-        raise UserError(f"{file}: a row must hold {', '.join(_COLUMNS)} and nothing else")
+    for row in result["rows"]:
+        if not isinstance(row, dict) or row.keys() != {"table", "cells"} or row["table"] not in TABLES:
+            raise UserError(f"{file}: a row must have cells, and a table among {', '.join(TABLES)}")
+        if len(row["cells"]) != len(TABLES[row["table"]]):
+            raise UserError(f"{file}: a row of {row['table']} must have {len(TABLES[row['table']])} cells")
     return result
 
 
-def make_lines(file: Path, result: dict[str, Any]) -> list[str]:
-    lines = []
-    for row in result["rows"]:
-        what, steps, text = (fill(row[name], result, file) for name in _COLUMNS)
-        # The table is in a page of docs/, so the link goes up one folder.
-        text += f", [{file.stem}](../{file.parent.name}/{file.name})"
-        lines.append(f"| {result['corpus']} | {what} | {steps} | {text} | {processor_of(result)} | {result['date']} |")
-    return lines
+def make_lines(file: Path, result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Make the table and the line of each row of a file."""
+    # The table is in a page of docs/, so the link goes up one folder.
+    link = f"[{measured_on(result)}](../{file.parent.name}/{file.name})"
+    return [
+        (row["table"], _line([*(fill(text, result, file) for text in row["cells"]), link])) for row in result["rows"]
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Make a line of a table.
+
+    Raises:
+        UserError: a cell is too long to be read in a table.
+    """
+    for cell in cells:
+        if len(_LINK.sub(r"\1", cell)) > _LONGEST_CELL:
+            raise UserError(f"a cell of a table has more than {_LONGEST_CELL} characters: {cell}")
+    return f"| {' | '.join(cells)} |"
+
+
+def measured_on(result: dict[str, Any]) -> str:
+    """Name the processor of a result, whether other work used it, and the date."""
+    shared = ", shared" if "shared with other work" in result["machine"] else ""
+    return f"{processor_of(result)}{shared}, {result['date']}"
 
 
 def processor_of(result: dict[str, Any]) -> str:

@@ -1,50 +1,103 @@
-"""Rows of result files for the tables of README.md and docs/: texts with placeholders for figures."""
+"""Rows of result files, for the tables of `benchmarks/results_table.py`: texts with placeholders for figures."""
 
-DATA_ROW = {
-    "what": "data pipeline, one process and one thread, tokens per CPU second",
-    "steps": "—",
-    "result": "planning takes {figures[percent_of_training][plan]:.1f}% of training at "
-    "{figures[training_speed]:,} tokens/s; "
-    "planned, read and built: {figures[target_tokens_per_second][feed][median]:,.0f} with one pack per micro-batch, "
-    "{figures[target_tokens_per_second][feed_8_packs][median]:,.0f} with eight; "
-    "budgets {figures[fill_percent][both]:.1f}% full; first step of {figures[simulated_index][pairs]:,} pairs after "
-    "{figures[simulated_index][seconds][median]:.1f} s; preparation at "
-    "{figures[target_tokens_per_second][prepare][median]:,.0f} (`tokenizers` alone: "
-    "{figures[target_tokens_per_second][tokenizers_encode_batch][median]:,.0f} by `encode_batch`, "
-    "{figures[target_tokens_per_second][tokenizers_encode_batch_fast][median]:,.0f} by `encode_batch_fast`), in "
-    "{figures[preparation_memory][1x][peak_mib]:,.0f} MiB for {figures[preparation_memory][1x][pairs]:,} pairs and "
-    "{figures[preparation_memory][10x][peak_mib]:,.0f} MiB for {figures[preparation_memory][10x][pairs]:,}",
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+MISSING = "–"
+"""Cell of what was not measured."""
+_TRAINERS = ("trainer", "compiled", "torch")
+_DECODERS = ("ours", "generate", "ctranslate2", "int8")
+_WAITS = {
+    "import torch": "`import torch` alone",
+    "--help": "`dist-transformer --help`",
+    "train --help": "`train --help`",
+    "translate one line": "`translate` of one line",
+    "the first step of tiny": "the first step of `tiny`",
+    "demo": "the end of `demo`",
 }
-TRAIN_ROW = {
-    "what": "training, preset `{figures[preset]}`, {figures[precision]}, {figures[world_size]} process(es); "
-    "{figures[unit]}",
-    "steps": "—",
-    "result": "{figures[contenders][FIRST][rates][median]:,.0f}",
-}
-DECODE_ROW = {
-    "what": "decoding by a model of {figures[parameters]:,} parameters after {figures[trained_steps]:,} steps, beam "
-    "{figures[beam_size]}, `{figures[precision]}`; {figures[unit]}",
-    "steps": "—",
-    "result": "{figures[contenders][ours][sentences_per_second][median]:,.1f}",
-}
-STEP_ROW = {
-    "what": "a training step of `{figures[preset]}` under DeepSpeed, {figures[precision]}, "
-    "{figures[packs_per_micro_batch]} pack(s) at a time, {figures[way]}; {figures[unit]}",
-    "steps": "—",
-    "result": "{figures[rates][median]:,.0f}: {figures[milliseconds]:.1f} ms per step of "
-    "{figures[tokens_per_step]:,.0f} tokens, {figures[peak_gib]:.1f} GiB, {figures[launches]:,.0f} launches",
-}
-COST_ROW = {
-    "what": "one training step of width {figures[base][width]} on {figures[base][tokens]:,} tokens, under plain torch",
-    "steps": "—",
-    "result": "{figures[base][step_seconds][median]:.4f} {figures[unit]}, {figures[base][peak_mib]:,.0f} MiB",
-}
-START_ROW = {
-    "what": "seconds until a command answers; `import torch` alone: "
-    "{figures[waits][import torch][seconds][median]:.1f}",
-    "steps": "—",
-    "result": "`--help`: {figures[waits][--help][seconds][median]:.2f}, `train --help`: "
-    "{figures[waits][train --help][seconds][median]:.2f}, `translate` one line: "
-    "{figures[waits][translate one line][seconds][median]:.1f}, first step of `tiny`: "
-    "{figures[waits][the first step of tiny][seconds][median]:.1f}",
-}
+
+
+def row(table: str, *cells: str) -> Row:
+    return {"table": table, "cells": [*cells]}
+
+
+DATA_ROW = row(
+    "data",
+    "{figures[fill_percent][both]:.1f}%",
+    "{figures[target_tokens_per_second][feed][median]:,.0f}",
+    "{figures[target_tokens_per_second][feed_8_packs][median]:,.0f}",
+    "{figures[target_tokens_per_second][prepare][median]:,.0f}",
+    "{figures[target_tokens_per_second][tokenizers_encode_batch][median]:,.0f}",
+    "{figures[preparation_memory][10x][peak_mib]:,.0f} for {figures[preparation_memory][10x][pairs]:,} pairs",
+)
+STEP_ROW = row(
+    "steps_gpu",
+    "`{figures[preset]}`, {figures[packs_per_micro_batch]} packs at a time, {figures[way]}",
+    "{figures[rates][median]:,.0f}",
+    "{figures[milliseconds]:.1f}",
+    "{figures[tokens_per_step]:,.0f}",
+    "{figures[peak_gib]:.1f}",
+    "{figures[launches]:,.0f}",
+)
+
+
+def train_row(contenders: Sequence[str], *, gpu: bool) -> Row:
+    """Return the row of a comparison of trainers.
+
+    Args:
+        contenders: their names, ours first.
+    """
+    cells = (
+        f"{{figures[contenders][{name}][rates][median]:,.0f}}" if name in contenders else MISSING
+        for name in (contenders[0], *_TRAINERS)
+    )
+    return row("training_gpu" if gpu else "training", "`{figures[preset]}`, {figures[precision]}", *cells)
+
+
+def decode_row(contenders: Sequence[str], *, gpu: bool) -> Row:
+    cells = (
+        f"{{figures[contenders][{name}][sentences_per_second][median]:,.0f}}" if name in contenders else MISSING
+        for name in _DECODERS
+    )
+    model = "{figures[parameters]:,} parameters, beam {figures[beam_size]}, {figures[precision]}"
+    return row("decoding_gpu" if gpu else "decoding", model, *cells)
+
+
+def start_rows(waits: Sequence[str]) -> list[Row]:
+    return [
+        row(
+            "start",
+            label,
+            f"{{figures[waits][{name}][seconds][median]:.2f}}",
+            f"{{figures[waits][{name}][cpu_seconds][median]:.2f}}",
+            f"{{figures[waits][{name}][peak_mib]:,.0f}}",
+        )
+        for name, label in _WAITS.items()
+        if name in waits
+    ]
+
+
+def race_rows(figures: Mapping[str, Any], goals: Sequence[str]) -> list[Row]:
+    """Return a row for each toolkit of a race.
+
+    Args:
+        goals: keys of the BLEU scores to show.
+    """
+    rows = []
+    for name, found in figures["toolkits"].items():
+        at = f"figures[toolkits][{name}]"
+        if "failure" in found:
+            rows.append(row("race", f"{found['label']}, which did not run", *[MISSING] * (len(goals) + 3)))
+            continue
+        times = (
+            f"{{{at}[cpu_seconds_to_bleu][{goal}][median]:,.0f}}" if found["cpu_seconds_to_bleu"][goal] else MISSING
+            for goal in goals
+        )
+        end = (
+            f"{{{at}[tokens_per_cpu_second][median]:,.0f}}",
+            f"{{{at}[bleu_of_beam][median]:.1f}}",
+            f"{{{at}[peak_mib]:,.0f}}",
+        )
+        rows.append(row("race", f"{found['label']}, `{{figures[size]}}`", *times, *end))
+    return rows

@@ -223,11 +223,10 @@ def _git(*words: str) -> str:
 
 
 def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
-    """Convert a result to a part: its rows name figures of the merged file, and mention other work on the machine."""
+    """Convert a result to a part: its rows name figures of the merged file."""
 
-    def moved(row: dict[str, str]) -> dict[str, str]:
-        texts = {column: text.replace("{figures[", f"{{figures[{name}][") for column, text in row.items()}
-        return {**texts, "what": texts["what"] + (", on a machine shared with other work" if load else "")}
+    def moved(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "cells": [text.replace("{figures[", f"{{figures[{name}][") for text in row["cells"]]}
 
     shared = {field: result[field] for field in _SHARED}
     return {**result["figures"], **shared, "load": load, "rows": [moved(row) for row in result["rows"]]}

@@ -203,6 +203,10 @@ def key_of(goal: int) -> str:
     return f"bleu_{goal}"
 
 
+SHOWN_GOALS = tuple(map(key_of, GOALS[:3]))
+"""Keys of the scores in the table of docs/benchmarks.md."""
+
+
 def spread(values: list[float | None]) -> dict[str, Any] | None:
     """Summarise values of all seeds, or return None if one has none."""
     known = [value for value in values if value is not None]
@@ -251,26 +255,3 @@ def _cells(found: dict[str, Any]) -> tuple[str, ...]:
         f"{found['bleu_of_beam']['median']:.1f}",
         f"{found['peak_mib']:,.0f}",
     )
-
-
-def race_row(figures: dict[str, Any]) -> dict[str, str]:
-    """Return the row of the result file, for the highest BLEU score that all reached, or else the most."""
-    found = figures["toolkits"]
-    ran = [toolkit["cpu_seconds_to_bleu"] for toolkit in found.values() if "failure" not in toolkit]
-    goal = max(figures["goals"], key=lambda goal: (sum(times[key_of(goal)] is not None for times in ran), goal))
-    place = figures["goals"].index(goal)
-    texts = []
-    for name, toolkit in found.items():
-        if "failure" in toolkit:
-            text = "did not run"
-        elif toolkit["cpu_seconds_to_bleu"][key_of(goal)]:
-            text = f"{{figures[toolkits][{name}][cpu_seconds_to_bleu][{key_of(goal)}][median]:,.0f}}"
-        else:
-            text = f"not by {{figures[toolkits][{name}][end][cpu_seconds]:,.0f}}"
-        texts.append(f"{toolkit['label']}: {text}")
-    return {
-        "what": f"race to {{figures[goals][{place}]}} BLEU of the validation text, a network of size "
-        "`{figures[size]}`; {figures[unit]}, medians of seeds",
-        "steps": "{figures[steps]}",
-        "result": "; ".join(texts),
-    }

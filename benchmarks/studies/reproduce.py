@@ -294,14 +294,7 @@ def write_bands(arguments: argparse.Namespace, hashes: dict[str, str]) -> None:
         seeds=BAND_SEEDS,
         wall_seconds=sum(values["wall_seconds"] for values in (*seeds.values(), *defects.values())),
         figures=figures,
-        rows=[
-            {
-                "what": "`make reproduce`, preset `tiny` in fp32, mean of five seeds",
-                "steps": "{figures[steps]:,}",
-                "result": "dev NLL {figures[bands][dev_nll][mean]:.3f} ± {figures[bands][dev_nll][deviation]:.3f}, "
-                "{figures[bands][test_chrf][mean]:.1f} ± {figures[bands][test_chrf][deviation]:.1f} chrF",
-            }
-        ],
+        rows=[],
     )
     write_result(arguments.band, result)
     say(make_table(figures))

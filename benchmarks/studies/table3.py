@@ -289,14 +289,7 @@ def write_results(
             "base_steps": rows[0]["steps"],
             "rows": compared,
         },
-        "rows": [
-            {
-                "what": "the paper's table of variations relative to preset `{figures[preset]}`",
-                "steps": "{figures[base_steps]:,}",
-                "result": "{figures[verdicts][yes]} of {figures[compared]} rows differ from base in the paper's "
-                "direction, {figures[verdicts][no]} in the other, {figures[verdicts][within noise]} within noise",
-            }
-        ],
+        "rows": [],
     }
     write_whole(arguments.out / "table3.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     write_whole(arguments.out / "table3.md", table + "\n")

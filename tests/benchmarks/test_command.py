@@ -15,7 +15,7 @@ MEASURED = benchmark.Measured(
     given=["--data", "DATA", "--steps=2"],
     table="the table",
     seeds=[3],
-    row={"what": "a", "steps": "—", "result": "b"},
+    rows=[{"table": "start", "cells": ["a"]}],
     flaw="the losses differ",
 )
 
@@ -37,7 +37,7 @@ def test_what_must_not_be_believed_is_kept_and_said(
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["commands"] == ["python tools/benchmark.py train --data DATA --steps=2 -- --seed 'a b'"]
     assert (result["what"], result["figures"], result["seeds"]) == ("a measure", {"rate": 2.5}, [3])
-    assert result["rows"] == [{"what": "a", "steps": "—", "result": "b"}]
+    assert result["rows"] == [{"table": "start", "cells": ["a"]}]
 
 
 def test_ranks_that_do_not_report_write_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

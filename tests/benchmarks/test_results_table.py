@@ -16,7 +16,7 @@ from benchmarks.results_table import (
     fill_pages,
     make_highlights,
     make_lines,
-    make_table,
+    make_tables,
     read_pages,
     read_result,
 )
@@ -35,9 +35,13 @@ RESULT: dict[str, Any] = {
     "figures": {"steps": 1500, "test_2016": {"last 3": {"bleu": 35.0642}}, "runs": [{"stage": 2}]},
     "rows": [
         {
-            "what": "preset `multi30k`, ZeRO-{figures[runs][0][stage]}",
-            "steps": "{figures[steps]:,}",
-            "result": "{figures[test_2016][last 3][bleu]:.1f} BLEU (test_2016, 13a)",
+            "table": "quality",
+            "cells": [
+                "`multi30k`, ZeRO-{figures[runs][0][stage]}",
+                "Multi30k",
+                "{figures[steps]:,}",
+                "{figures[test_2016][last 3][bleu]:.1f} (13a)",
+            ],
         }
     ],
 }
@@ -61,17 +65,14 @@ def test_every_number_of_a_row_comes_from_its_file(file: Path) -> None:
     """Each number that stands in the table's line is one of the file's, rounded as it is shown."""
     result = read_result(file)
     shown = [line for page in read_pages(ROOT).values() for line in page.splitlines()]
-    for line in make_lines(file, result):
+    for _, line in make_lines(file, result):
         assert line in shown
-        require_numbers_of(result, line)
+        require_numbers_of(result, line.split(" | ")[:-1])
 
 
-def require_numbers_of(result: dict[str, Any], line: str) -> None:
-    names = re.compile(r"\[[^]]*\]\([^)]*\)|\w+_\w+|`[^`]*`|13a|bf16|Multi30k|CTranslate2")
-    shown = [
-        text.replace(",", "")
-        for text in re.findall(r"\d[\d,]*(?:\.\d+)?", names.sub("", " | ".join(line.split(" | ")[1:-2])))
-    ]
+def require_numbers_of(result: dict[str, Any], cells: list[str]) -> None:
+    names = re.compile(r"\w+_\w+|`[^`]*`|13a|bf16|float32|bfloat16|int8|Multi30k|CTranslate2")
+    shown = [text.replace(",", "") for text in re.findall(r"\d[\d,]*(?:\.\d+)?", names.sub("", " | ".join(cells)))]
     values = list(numbers_in(result["figures"])) + result["seeds"]
     assert shown
     for text in shown:
@@ -80,14 +81,12 @@ def require_numbers_of(result: dict[str, Any], line: str) -> None:
 
 
 def test_the_highlights_fit_on_a_screen() -> None:
-    """At most eight rows of four columns, and each number comes from the row's file."""
+    """At most eight rows of three columns, and each number comes from the row's file."""
     lines = make_highlights(ROOT / "results").splitlines()
     assert 2 < len(lines) <= 2 + 8
-    assert {line.count("|") for line in lines} == {5}
+    assert {line.count("|") for line in lines} == {4}
     for highlight, line in zip(HIGHLIGHTS, lines[2:], strict=True):
-        cells = line.split(" | ")
-        require_numbers_of(read_result(ROOT / "results" / highlight.file), " | ".join([*cells[:2], "", ""]))
-        assert len(cells[1]) < 160
+        require_numbers_of(read_result(ROOT / "results" / highlight.file), line.split(" | ")[:-1])
 
 
 def test_a_highlight_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +94,9 @@ def test_a_highlight_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     one = Highlight("run.json", "Translation", "It reaches {figures[test_2016][last 3][bleu]:.1f} BLEU")
     monkeypatch.setattr(results_table, "HIGHLIGHTS", [one])
     assert make_highlights(tmp_path / "results").splitlines() == [
-        "| what | result | machine | figures |",
-        "|---|---|---|---|",
-        "| Translation | It reaches 35.1 BLEU | AMD EPYC with avx512_bf16 | [run](results/run.json) |",
+        "| what | result | measured on |",
+        "|---|---|---|",
+        "| Translation | It reaches 35.1 BLEU | [AMD EPYC with avx512_bf16, 2026-01-31](results/run.json) |",
     ]
 
 
@@ -117,25 +116,40 @@ def numbers_in(value: Any) -> list[float]:
 
 def test_a_line_by_hand(tmp_path: Path) -> None:
     file = write(tmp_path / "results", "run.json")
-    assert make_lines(file, read_result(file)) == [
-        "| Multi30k en→de | preset `multi30k`, ZeRO-2 | 1,500 | 35.1 BLEU (test_2016, 13a), "
-        "[run](../results/run.json) | AMD EPYC with avx512_bf16 | 2026-01-31 |"
-    ]
+    line = "| `multi30k`, ZeRO-2 | Multi30k | 1,500 | 35.1 (13a) | "
+    link = "[AMD EPYC with avx512_bf16, 2026-01-31](../results/run.json) |"
+    assert make_lines(file, read_result(file)) == [("quality", line + link)]
+    busy = RESULT["machine"] + "; shared with other work, load 2.0 on 2 cores at the start"
+    file = write(tmp_path / "results", "run.json", machine=busy)
+    assert "bf16, shared, 2026" in make_lines(file, read_result(file))[0][1]
 
 
-def test_real_text_first_then_the_newest_and_no_line_without_a_row(tmp_path: Path) -> None:
-    write(tmp_path, "a.json", date="2026-01-01", corpus="old")
-    write(tmp_path, "b.json", date="2026-03-01", corpus="toy", synthetic=True)
-    write(tmp_path, "c.json", date="2026-02-01", corpus="new")
-    write(tmp_path, "d.json", rows=[], corpus="none")
-    lines = make_table(tmp_path).splitlines()
-    assert lines[0] == "| corpus | what | steps | result | processor | date |"
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| new", "| old", "| toy"]
+def test_the_newest_first_and_no_table_without_a_row(tmp_path: Path) -> None:
+    old, new = ({"table": "quality", "cells": [name, "c", "–", "–"]} for name in ("old", "new"))
+    write(tmp_path, "a.json", date="2026-01-01", rows=[old])
+    write(tmp_path, "b.json", date="2026-02-01", rows=[new])
+    write(tmp_path, "c.json", rows=[])
+    (table,) = make_tables(tmp_path).items()
+    assert table[0] == "quality"
+    lines = table[1].splitlines()
+    assert lines[:2] == ["| recipe | corpus | steps | BLEU | measured on |", "|---|---|---|---|---|"]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| new", "| old"]
+
+
+def test_a_cell_fits_in_a_table(tmp_path: Path) -> None:
+    link = "[" + "n" * 90 + "](" + "p" * 200 + ")"
+    row = {"table": "quality", "cells": [link, "c", "–", "–"]}
+    file = write(tmp_path, "run.json", rows=[row])
+    assert "n" * 90 in make_lines(file, read_result(file))[0][1]
+    row["cells"][1] = "c" * 91
+    file = write(tmp_path, "run.json", rows=[row])
+    with pytest.raises(UserError, match=r"^a cell of a table has more than 90 characters: c{91}$"):
+        make_lines(file, read_result(file))
 
 
 def test_only_what_is_between_the_markers_changes() -> None:
-    tables = {"results": "| 1 |\n| \\2 |", "costs": "| c |"}
-    results, costs = MARKED.format("results"), MARKED.format("costs")
+    tables = {"quality": "| 1 |\n| \\2 |", "costs": "| c |"}
+    results, costs = MARKED.format("quality"), MARKED.format("costs")
     pages = {"README.md": results, "docs/a.md": "# No table\n", "docs/b.md": costs + results}
     filled = fill_pages(pages, tables)
     new_results, new_costs = results.replace("old", "| 1 |\n| \\2 |"), costs.replace("old", "| c |")
@@ -146,18 +160,18 @@ def test_only_what_is_between_the_markers_changes() -> None:
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        ("# Title\n", "no page has a part for the table 'results'"),
+        ("# Title\n", "no page has a part for the table 'quality'"),
         (
-            MARKED.format("results").replace("end of results", "end of costs"),
-            "no page has a part for the table 'results'",
+            MARKED.format("quality").replace("end of quality", "end of costs"),
+            "no page has a part for the table 'quality'",
         ),
-        (MARKED.format("speed"), r"docs/a\.md marks a part 'speed': choose one of costs, results"),
+        (MARKED.format("speed"), r"docs/a\.md marks a part 'speed': choose one of costs, quality"),
     ],
 )
 def test_markers_that_are_not_right_are_refused(page: str, message: str) -> None:
     pages = {"README.md": MARKED.format("costs"), "docs/a.md": page}
     with pytest.raises(UserError, match=message):
-        fill_pages(pages, {"costs": "table", "results": "table"})
+        fill_pages(pages, {"costs": "table", "quality": "table"})
 
 
 def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
@@ -167,7 +181,7 @@ def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None
     monkeypatch.setattr(results_table, "HIGHLIGHTS", [one])
     (folder / "docs" / "deep").mkdir(parents=True)
     (folder / "README.md").write_text(MARKED.format("highlights"), encoding="utf-8")
-    marked = MARKED.format("results") + MARKED.format("costs")
+    marked = MARKED.format("quality") + MARKED.format("costs")
     (folder / "docs" / "deep" / "costs.md").write_text(marked, encoding="utf-8")
     monkeypatch.setattr(results_table, "_ROOT", folder)
     monkeypatch.setattr(sys, "argv", ["results_table.py", *flags])
@@ -181,7 +195,7 @@ def test_each_page_is_rewritten_and_named(
     assert capsys.readouterr().err == "README.md: tables rewritten\ndocs/deep/costs.md: tables rewritten\n"
     assert "reaches 35.1 BLEU" in (tmp_path / "README.md").read_text(encoding="utf-8")
     deep = (tmp_path / "docs" / "deep" / "costs.md").read_text(encoding="utf-8")
-    assert "ZeRO-2 | 1,500 | 35.1 BLEU" in deep
+    assert "ZeRO-2 | Multi30k | 1,500 | 35.1" in deep
     assert "| base, 100,000 steps |" in deep
     results_table.main()
     assert capsys.readouterr().err == ""
@@ -212,7 +226,8 @@ def test_a_figure_that_is_not_there_is_refused(text: str) -> None:
         ({"bleu": 3.0}, "has an unknown field 'bleu'"),
         ({"seeds": 1}, "seeds is 1"),
         ({"date": "31.1.2026"}, "date is '31.1.2026'"),
-        ({"rows": [{"what": "w", "steps": "s"}]}, "a row must hold what, steps, result"),
+        ({"rows": [{"table": "speed", "cells": []}]}, "a row must have cells, and a table among race, training"),
+        ({"rows": [{"table": "quality", "cells": ["a"]}]}, "a row of quality must have 4 cells"),
         ({"figures": None}, "figures is None"),
         ({"machine": "a laptop"}, "machine is 'a laptop': begin it with \"N cores of PROCESSOR,\""),
     ],

@@ -15,6 +15,7 @@ from benchmarks import command as benchmark
 from benchmarks.charts import bar_groups
 from benchmarks.measure import who_can_run
 from benchmarks.results_table import make_lines, read_result
+from benchmarks.rows import train_row
 from benchmarks.suite import (
     CORPORA,
     DECODED_TEXT,
@@ -52,7 +53,7 @@ def training(ours: float, *, machine: str = "4 cores of AMD EPYC", date: str = "
         "seeds": [1],
         "wall_seconds": 2.5,
         "figures": {"preset": "tiny", "precision": "bf16", "unit": "tokens per CPU second", "contenders": contenders},
-        "rows": [{"what": "training", "steps": "—", "result": "{figures[contenders][ours][rates][median]:,.0f}"}],
+        "rows": [train_row([*contenders], gpu=False)],
     }
 
 
@@ -67,9 +68,8 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     assert (result["date"], result["wall_seconds"], result["seeds"]) == ("2026-02-01", 5.0, [1])
     assert result["machine"] == "4 cores of AMD EPYC; shared with other work"
     assert len(result["commands"]) == 2
-    lines = [line.rpartition(", [")[0] for line in make_lines(file, result)]
-    shared = "training, on a machine shared with other work"
-    assert lines == ["| mix (en-de) | training | — | 1,200", f"| mix (en-de) | {shared} | — | 50"]
+    lines = [(table, line.split(" | ")[:2]) for table, line in make_lines(file, result)]
+    assert lines == [("training", ["| `tiny`, bf16", "1,200"]), ("training", ["| `tiny`, bf16", "50"])]
     width, height = struct.unpack(">II", file.with_suffix(".png").read_bytes()[16:24])
     assert width > 500
     assert height > 200

@@ -7,9 +7,10 @@ import pytest
 
 from benchmarks.race.lane import Recipe
 from benchmarks.race.picture import race_picture
-from benchmarks.race.race import Race, our_step_tokens, race_row, race_table, rate_of, time_to
+from benchmarks.race.race import Race, our_step_tokens, race_table, rate_of, time_to
 from benchmarks.race.text import RaceText
 from benchmarks.race.toolkits import Toolkit
+from benchmarks.rows import race_rows
 from dist_transformer.data.folder.reader import DataFolder
 
 _WRITES = """
@@ -85,9 +86,10 @@ def test_the_best_recipe_races_with_every_seed_and_what_is_done_stays(text: Race
     contest.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")} == starts
     assert "Writer" in race_table(everything)
-    row = {name: text.format(figures=everything) for name, text in race_row(everything).items()}
-    assert row["what"].startswith("race to 30 BLEU of the validation text, a network of size `tiny`; CPU seconds")
-    assert row["result"] == f"Writer: {figures['cpu_seconds_to_bleu']['bleu_30']['median']:,.0f}"
+    (row,) = race_rows(everything, ["bleu_25", "bleu_30"])
+    cells = [text.format(figures=everything) for text in row["cells"]]
+    assert cells[0] == "Writer, `tiny`"
+    assert cells[2] == f"{figures['cpu_seconds_to_bleu']['bleu_30']['median']:,.0f}"
     assert race_picture(everything, note="here").startswith(b"\x89PNG")
 
 

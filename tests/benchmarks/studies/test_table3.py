@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.results_table import make_lines, processor_of, read_result
+from benchmarks.results_table import read_result
 from benchmarks.studies.table3 import check_steps, compare, direction, main, make_table, write_results
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.table3 import VARIANTS
@@ -88,13 +88,8 @@ def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Pat
     arguments = argparse.Namespace(out=tmp_path / "results", preset="tiny", seed=7)
     arguments.out.mkdir()
     write_results(arguments, toy_data.index, ROWS, OTHERS, "the table")
-    file = arguments.out / "table3.json"
-    result = read_result(file)
-    assert make_lines(file, result) == [
-        "| toy grammar (en-de) | the paper's table of variations relative to preset `tiny` | 40 | 2 of 4 rows differ "
-        "from base in the paper's direction, 1 in the other, 1 within noise, [table3](../results/table3.json) "
-        f"| {processor_of(result)} | {result['date']} |"
-    ]
+    result = read_result(arguments.out / "table3.json")
+    assert result["figures"]["verdicts"] == {"yes": 2, "no": 1, "within noise": 1}
     assert (result["seeds"], result["wall_seconds"], result["synthetic"]) == ([7, 8, 9], 10.5, True)
     assert [row["paper"]["bleu"] for row in result["figures"]["rows"]] == [25.8, 24.9, 25.8, 26.0, 26.2]
     assert (arguments.out / "table3.md").read_text(encoding="utf-8") == "the table\n"
