@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Mapping
@@ -208,9 +209,14 @@ SHOWN_GOALS = tuple(map(key_of, GOALS[:3]))
 
 
 def spread(values: list[float | None]) -> dict[str, Any] | None:
-    """Summarise values of all seeds, or return None if one has none."""
-    known = [value for value in values if value is not None]
-    return Measure(tuple(known)).to_json() if len(known) == len(values) else None
+    """Summarise values of all seeds, where None is later than all others; return None if the median is.
+
+    A value that is not known is null in the result.
+    """
+    measure = Measure(tuple(math.inf if value is None else value for value in values))
+    if math.isinf(measure.median):
+        return None
+    return {**measure.to_json(), "highest": max(measure.values) if None not in values else None, "values": values}
 
 
 def time_to(goal: float, points: list[dict[str, Any]]) -> float | None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.race.lane import Recipe
 from benchmarks.race.picture import race_picture
-from benchmarks.race.race import Race, our_step_tokens, race_table, rate_of, time_to
+from benchmarks.race.race import Race, our_step_tokens, race_table, rate_of, spread, time_to
 from benchmarks.race.text import RaceText
 from benchmarks.race.toolkits import Toolkit
 from benchmarks.rows import race_rows
@@ -115,6 +115,10 @@ def test_times_and_rates_by_hand() -> None:
     assert time_to(15, points) == 25.0
     assert time_to(20, points) == 30.0
     assert time_to(25, points) is None
+    # A seed that does not get there is slower than all that do.
+    found = spread([3.0, None, 1.0])
+    assert found == {"median": 3.0, "lowest": 1.0, "highest": None, "values": [3.0, None, 1.0]}
+    assert spread([3.0, None, None]) is None
     assert rate_of({"points": points, "step_tokens": 50.0}) == 50.0
 
 
