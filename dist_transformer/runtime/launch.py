@@ -92,7 +92,7 @@ def take_values(words: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
         if word == flag or word.startswith(f"{flag}="):
             value = word.partition("=")[2] if "=" in word else next(rest, "")
             if not value:
-                raise UserError(f"{flag} has no value: give its value")
+                raise UserError(f"{flag} has no value: pass one after it")
             values.append(value)
         else:
             left.append(word)
@@ -107,10 +107,10 @@ def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]
     """
     values, left = take_values(words, flag)
     if len(values) > 1:
-        raise UserError(f"{flag} is given twice: give it once")
+        raise UserError(f"{flag} appears twice: pass it once")
     for value in values:
         if not value.isdecimal():
-            raise UserError(f"{flag} is {value!r}: give a number")
+            raise UserError(f"{flag} is {value!r}: it must be a number")
     return (int(values[0]) if values else None), left
 
 
@@ -161,7 +161,7 @@ def port_remedy() -> str:
     """Tell a user how to start again on a free port, in the syntax of this process's launcher."""
     # Only DeepSpeed's launcher sets CROSS_SIZE. torchrun holds the port itself, or chooses it.
     flag = "deepspeed --master_port " if "CROSS_SIZE" in os.environ else "MASTER_PORT="
-    return f"give another one, such as {flag}{free_port()}"
+    return f"use another one, such as {flag}{free_port()}"
 
 
 def number_in(name: str) -> int | None:
@@ -250,7 +250,9 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     try:
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
-        raise UserError(f"the command above took more than {seconds:.0f} s: give it more time or less work") from None
+        raise UserError(
+            f"the command above took more than {seconds:.0f} s: allow more time, or choose less work"
+        ) from None
     if status < 0:
         name = signal.Signals(-status).name
         raise UserError(f"the command above was ended by {name}: SIGKILL mostly means that memory ran out")

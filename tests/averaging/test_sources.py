@@ -185,14 +185,17 @@ def empty_folder(run: Path) -> Path:
     [
         (other_model, r"has another model configuration \(ffn_width 32, not 16\) than .*average one run's weights"),
         (other_setting, r"has another model configuration \(activation 'gelu', not 'relu'\) than"),
-        (other_shape, r"'embedding' has the shape \(259, 8\), but its model has \(260, 8\): leave it out, or restore"),
+        (
+            other_shape,
+            r"'embedding' in .* has the shape \(259, 8\), but its model has \(260, 8\): leave it out, or restore",
+        ),
         (missing_tensor, "lacks 'embedding', a parameter of its model: leave it out, or restore it"),
         (extra_tensor, "holds 'surplus', which is not a parameter of its model: leave it out, or restore it"),
-        (half_precision, "'embedding' is stored as BF16, but weights must be F32: leave it out, or restore it"),
+        (half_precision, "'embedding' in .* is stored as BF16, but weights must be F32: leave it out, or restore it"),
         (other_tags, r"was trained on other data \(en-de <2de>, not en-de\) than .*average one run's"),
         (other_corpus, r"was trained on other data \(corpus 'wmt14', not 'hand-written'\) than .*average one run's"),
         (other_seed, r"is from another run \(seed, batch or data\) than .*average one run's weights"),
-        (plain_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: give .safetensors"),
+        (plain_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors"),
         (torch_pickle, "is a pickle"),
         (torch_pickle_named_bin, "is a pickle"),
         (torch_pickle_named_safetensors, "cannot be read .*leave it out, or restore it"),
@@ -205,13 +208,13 @@ def empty_folder(run: Path) -> Path:
             lambda run: forged_state(run, b"[]"),
             "state.json must hold a JSON object, not list: choose another checkpoint",
         ),
-        (truncated_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
+        (truncated_file, r"is damaged \(its SHA-256 is not what SHA256SUMS states\): leave it out, or restore it"),
         (truncated_before_it_was_hashed, "cannot be read as safetensors .*leave it out, or restore it"),
-        (flipped_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
-        (flipped_model, "is damaged: its SHA-256 is not what config.json states: write the folder again"),
-        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: give weight files in"),
+        (flipped_file, r"is damaged \(its SHA-256 is not what SHA256SUMS states\): leave it out, or restore it"),
+        (flipped_model, r"is damaged \(its SHA-256 is not what config.json states\): write the folder again"),
+        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: use weight files in"),
         (text_file, "cannot be read .*leave it out, or restore it"),
-        (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
+        (foreign_file, "is not a weight file of a run: use files of RUN/weights"),
         (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"title": "another model"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"model": "[]"}), "foreign.safetensors"),
@@ -302,7 +305,7 @@ def test_a_source_given_twice_is_refused(run: Path, tmp_path: Path, monkeypatch:
     link = tmp_path / "link"
     link.symlink_to(run / "weights")
     for again in (first, Path("weights") / first.name, link / first.name):
-        with pytest.raises(UserError, match="is given twice: name each source once") as refused:
+        with pytest.raises(UserError, match="is listed twice: name each source once") as refused:
             average([first, second, again], tmp_path / "out")
         assert str(refused.value).startswith(str(again))
 

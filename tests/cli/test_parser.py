@@ -15,7 +15,7 @@ from dist_transformer.cli.parser import make_parser
         ("--model a --model b", "--model is given twice"),
         ("--model=a --model=a", "--model is given twice"),
         ("-m a --model b", "--model is given twice"),
-        ("--src a b --src c", "--src is given twice: give it once, with all its values"),
+        ("--src a b --src c", "--src appears twice: pass it once, with all its values"),
         ("--folder a --folder b", "--folder is given twice"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_command_is_split_as_a_shell_would() -> None:
             {"validation_command": "comet {hypothesis}", "validate_sentences": 0},
             "validation_command is 'comet {hypothesis}': it needs sentences: set validate_sentences above 0",
         ),
-        ({"validation_command_minutes": 0.0}, "validation_command_minutes is 0.0: give a number above 0"),
+        ({"validation_command_minutes": 0.0}, "validation_command_minutes is 0.0: it must be above 0"),
     ],
 )
 def test_settings_that_compute_no_measure_are_refused(settings: dict[str, object], message: str) -> None:

@@ -171,7 +171,7 @@ def _validation(
     if len(held_out) == 0:
         raise UserError(
             "the text has fewer than two pairs with text on both sides, so none can be held out for validation: "
-            "check the files, or give --valid-src and --valid-tgt"
+            "check the files, or pass --valid-src and --valid-tgt"
         )
     report(
         f"validation: {len(held_out):,} pairs held out from the training text "
@@ -192,7 +192,7 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     pairs = [pair for pair in given if not is_empty(*pair, rules)]
     names = ", ".join(source.name for source in settings.validation)
     if not pairs:
-        raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")
+        raise UserError(f"the validation text ({names}) has no pair with text on both sides: use other files")
     long_lines = len(read) - len(given)
     also = f" and {long_lines:,} with a line above {LONGEST_LINE:,} bytes" if long_lines else ""
     report(f"validation: {len(read):,} pairs from {names}, {len(given) - len(pairs):,} empty{also} left out")
@@ -205,7 +205,7 @@ def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) 
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         raise UserError(
             f"no training pair is left of {', '.join(source.name for source in settings.sources)} ({reasons} dropped): "
-            "check the files, or raise --max-tokens and --max-length-ratio, or give --keep-overlap"
+            "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
         )
 
 
@@ -310,7 +310,7 @@ def _write_validation(
         if len(content) > shards.VALID_BYTES:
             raise UserError(
                 f"a side of the validation text has {len(content):,} bytes, and at most {shards.VALID_BYTES:,} are "
-                "read: give fewer lines, some thousand are usual"
+                "read: use fewer lines, a few thousand are usual"
             )
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
@@ -321,7 +321,7 @@ def _write_validation(
     if len(fitting) == 0:
         raise UserError(
             f"none of the {len(pairs):,} validation pairs has at most max_tokens {settings.max_tokens} tokens per "
-            "side: raise --max-tokens or give other validation text"
+            "side: raise --max-tokens or use other validation text"
         )
     written: list[ShardInfo] = []
     for start in range(0, len(fitting), settings.pairs_per_shard):

@@ -98,7 +98,7 @@ def test_command_reads_parquet_streams_and_patterns(tmp_path: Path, monkeypatch:
     ("arguments", "message"),
     [
         (("--src", "*.none", "--tgt", "b"), 'error: --src "*.none" matches no file'),
-        (("--parquet", "a"), "error: --parquet needs the names of its two text fields: give --src-field"),
+        (("--parquet", "a"), "error: --parquet needs the names of its two text fields: pass --src-field"),
         (("--streaming", "--src", "a", "--tgt", "b"), "error: --streaming is for --dataset"),
     ],
 )
