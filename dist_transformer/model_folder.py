@@ -319,7 +319,7 @@ def _fill(model: "Transformer", stored: "TensorFile") -> None:
     for name, parameter in expected.items():
         tensor = stored.tensor(name)
         if not is_finite(tensor):
-            raise UserError(f"{name!r} in {stored.path} holds numbers that are not finite: {REMEDY}")
+            raise UserError(f"{stored.path} has numbers in {name!r} that are not finite: {REMEDY}")
         with torch.no_grad():
             parameter.copy_(tensor)
 

@@ -248,7 +248,7 @@ def in_small(command: str, hub_folder: Path) -> str:
         return f"{command} --peers ctranslate2 --rounds 1"
     if "benchmark.py data" in command:
         return f"{command} --seconds 0.01 --repeats 2 --pairs 100000 --text-pairs 50 --memory-pairs 50"
-    if "dist_transformer.train" not in command and "dist-transformer train" not in command:
+    if not re.search(r"dist[_-]transformer[. ]train\b", command):
         return command
     for flag in SMALL.split()[::2]:
         command = re.sub(rf" {re.escape(flag)}[ =]\S+", "", command)

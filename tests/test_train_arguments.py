@@ -1,4 +1,4 @@
-"""The command line of `python -m dist_transformer.train`, without training."""
+"""The command line of `dist-transformer train`, without training."""
 
 import dataclasses
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_validation_speaks_through_the_command_line() -> None:
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UserError,
-        match=r"^schedule is 'linear': .* pass the file that registers it with --import .* noam, inverse_sqrt, cosine",
+        match=r"^schedule is 'linear': pass the file that registers this schedule with --import .* noam, inverse_sqrt",
     ):
         settings([*FOLDERS, "--optimizer.schedule", "linear"])
 

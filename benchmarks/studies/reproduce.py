@@ -205,7 +205,7 @@ def measure(name: str, seed: int, flags: Sequence[str], arguments: argparse.Name
     started, before = time.monotonic(), _cpu_seconds()
     run = arguments.out / name
     places = ["--data", arguments.out / "data", "--run-dir", run, "--seed", seed]
-    training = ["--module", "dist_transformer.train", *overridden([*RECIPE["train"].split(), *places, *flags])]
+    training = ["--module", "dist_transformer", "train", *overridden([*RECIPE["train"].split(), *places, *flags])]
     run_printed([*deepspeed_command(_RANKS), *training], output=sys.stderr)
     averaging = ["--run-dir", run, "--out", run / "model", *RECIPE["average"].split()]
     run_printed(own_command("average", *averaging), output=sys.stderr)

@@ -173,7 +173,8 @@ def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
     return [
         *deepspeed_command(arguments.ranks),
         "--module",
-        "dist_transformer.train",
+        "dist_transformer",
+        "train",
         *overridden(train_flags(row, arguments)),
     ]
 
@@ -345,5 +346,5 @@ def parse_arguments() -> argparse.Namespace:
         metavar="DIR",
         help="folders of calls with another --seed, whose row base is trained; they show the noise between seeds",
     )
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train for every row")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist-transformer train for every row")
     return parser.parse_args()

@@ -172,10 +172,10 @@ def _check_tensors(source: WeightSource) -> None:
         shape, dtype = file.shape(source.prefix + name), file.dtype(source.prefix + name)
         if shape != expected[name]:
             raise UserError(
-                f"{name!r} in {source.path} has the shape {shape}, but its model has {expected[name]}: {_REMEDY}"
+                f"{source.path} holds {name!r} in the shape {shape}, but its model has {expected[name]}: {_REMEDY}"
             )
         if dtype != "F32":
-            raise UserError(f"{name!r} in {source.path} is stored as {dtype}, but weights must be F32: {_REMEDY}")
+            raise UserError(f"{source.path} stores {name!r} as {dtype}, but weights must be F32: {_REMEDY}")
 
 
 def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]:

@@ -254,7 +254,7 @@ class _Verification:
             raise UserError(f"{file} states step {stated!r}: {remedy}")
         part = "weight" if file.name.startswith("step") else "ema"
         if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
-            raise UserError(f"{name!r} in {file} differs from the checkpoint of the same step: {remedy}")
+            raise UserError(f"{file} differs in {name!r} from the checkpoint of the same step: {remedy}")
         if file.name not in weight_hashes(file.parent):
             raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
         if problem := weights_problem(file):

@@ -1,5 +1,6 @@
 """Launchers: the commands that start this project's commands, and the variables that a launcher sets for its ranks."""
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -51,7 +52,7 @@ def environment_of_child() -> dict[str, str]:
 
 
 def environment_of_no_task() -> dict[str, str]:
-    """Give the environment of a child without this process's place in a launch, for the processes of a new launch.
+    """Return the environment of a child without this process's place in a launch, for the processes of a new launch.
 
     What describes the whole job stays, such as SLURM's job number and time limit.
     """
@@ -194,6 +195,17 @@ def needs_mpi() -> bool:
         return mpi_tasks() > 1
     # PMIx does not put the world size into the environment; for a step of srun, SLURM does.
     return "PMIX_RANK" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+
+def has_gpu() -> bool:
+    """Ask the CUDA driver for a GPU that this process may use; for commands that do without torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    # 0 is success.
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 def load_mpi() -> ModuleType:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, whole_path, write_file
+from dist_transformer.config.presets import preset_for
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.marks import LanguageMarks, find_marks
@@ -58,7 +58,7 @@ from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.runtime.launch import as_typed
+from dist_transformer.runtime.launch import as_typed, has_gpu, own_command
 
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
 CHUNK_PAIRS = 50_000
@@ -364,8 +364,16 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
         report(f"tags: {' '.join(index.source_tags)} in front of every {index.source_language} sentence")
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
-    preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"
-    flags = ["--preset", preset, "--data", out, "--run-dir", "runs/first"]
+    preset, why = preset_for(train.pairs, on_gpu=has_gpu())
+    flags = ["--preset", preset]
     if settings.tokenizer is not None and (settings.tokenizer.parent / _WEIGHTS_FILE).exists():
-        flags[1:2] = ["finetune", "--init-from", settings.tokenizer.parent]
-    report(f"next: {as_typed([sys.executable, '-m', 'dist_transformer.train', *flags])}")
+        flags = ["--preset", "finetune", "--init-from", settings.tokenizer.parent]
+    else:
+        report(f"preset: {preset} {why}")
+    report(f"next: {as_typed(own_command('train', *flags, '--data', out, '--run-dir', run_folder_for(out)))}")
+
+
+def run_folder_for(data: Path) -> Path:
+    """Return the folder for a first run on a data folder: of the same name, but in `runs`."""
+    folder = Path("runs", data.resolve().name)
+    return folder.with_name(f"{folder.name}-run") if folder.resolve() == data.resolve() else folder

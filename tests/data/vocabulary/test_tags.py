@@ -85,7 +85,7 @@ def test_what_cannot_be_a_tag_is_refused(tag: str) -> None:
 def test_tags_need_room_and_are_named_once() -> None:
     with pytest.raises(UserError, match="the special tokens, the tags and the 256 bytes take 262"):
         learn_byte_bpe(TEXTS, vocab_size=261, tags=TAGS)
-    with pytest.raises(UserError, match="<bt> is given twice"):
+    with pytest.raises(UserError, match="<bt> appears twice"):
         learn_byte_bpe(TEXTS, vocab_size=330, tags=("<bt>", "<bt>"))
 
 

@@ -448,7 +448,7 @@ def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJ
             (job.parts / "lock").unlink()
         return Shouter()(lines, first, prefixes)
 
-    with pytest.raises(UserError, match="^lost the lock on .*, whose lock file was removed or replaced"):
+    with pytest.raises(UserError, match=r"^lost the lock on .*, whose lock file was removed or replaced"):
         translate_corpus(job, lose, as_text)
     assert sorted(path.name for path in job.parts.iterdir()) == ["000000", "manifest.json"]
 
