@@ -50,7 +50,7 @@ def main() -> None:
     corpora = find_corpora(arguments.data)
     if corpora is None:
         remedy = f"name the folder of corpora with --data or {CORPORA}"
-        print(f"nothing is measured, because no corpus is given: {remedy}", file=sys.stderr)
+        print(f"nothing is measured, because there is no corpus: {remedy}", file=sys.stderr)
         return
     device, load = device_name(), machine_load()
     on_cpu = device.startswith("cpu-")

@@ -63,10 +63,10 @@ class DataBenchmark:
     def __post_init__(self) -> None:
         for name in ("seconds", "repeats", "pairs"):
             if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}: give a number above 0")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be above 0")
         for name in ("text_pairs", "memory_pairs"):
             if getattr(self, name) < 20:
-                raise UserError(f"{name} is {getattr(self, name)}: give 20 or more, because some are held out")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be 20 or more, because some are held out")
 
 
 def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any]:

@@ -67,10 +67,11 @@ class DecodeBenchmark:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise UserError(f"--rounds is {self.rounds}: give 1 or more")
+            raise UserError(f"--rounds is {self.rounds}: it must be 1 or more")
         if not self.sources or len(self.sources) != len(self.references):
             raise UserError(
-                f"{len(self.sources)} source and {len(self.references)} reference lines: give the same number of both"
+                "sources and references must have the same number of lines "
+                f"({len(self.sources)} and {len(self.references)})"
             )
         for peer in self.peers:
             if peer not in LABELS:

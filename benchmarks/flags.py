@@ -76,7 +76,7 @@ def add_part(
     if trains:
         part.add_argument("--data", type=data, required=True, help="data folder")
         part.add_argument("--preset", default="tiny", help="model and batch (default: %(default)s)")
-        part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train")
+        part.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist-transformer train")
     part.add_argument("--json", type=Path, metavar="OUT", help="also write a result file (default: no file)")
     return part
 

@@ -58,7 +58,7 @@ def main() -> None:
     for line in advice(arguments.out):
         say(line)
     if failed:
-        raise UserError(f"failed: {', '.join(failed)}: the output above says why")
+        raise UserError(f"{', '.join(failed)} failed: the output above says why")
 
 
 def passes(part: str, arguments: argparse.Namespace) -> bool:

@@ -147,7 +147,7 @@ def check_counts(settings: object, **least: int) -> None:
     for name, smallest in least.items():
         if getattr(settings, name) < smallest:
             flag = name.replace("_", "-")
-            raise UserError(f"--{flag} is {getattr(settings, name)}: give {smallest} or more")
+            raise UserError(f"--{flag} is {getattr(settings, name)}: it must be {smallest} or more")
 
 
 def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:

@@ -139,7 +139,7 @@ def main() -> None:
     wanted = fill_pages(pages, tables)
     changed = [name for name in pages if wanted[name] != pages[name]]
     if arguments.check and changed:
-        raise UserError(f"{', '.join(changed)}: not what the figures give: run tools/results_table.py")
+        raise UserError(f"{', '.join(changed)}differ from the figures: run tools/results_table.py")
     for name in changed:
         (_ROOT / name).write_text(wanted[name], encoding="utf-8")
         print(f"{name}: tables rewritten", file=sys.stderr)
@@ -213,13 +213,13 @@ def read_result(file: Path) -> dict[str, Any]:
         raise UserError(f"{file} {what} field {wrong[0]!r}: the layout is in tools/results_table.py --help")
     for name, kind in _KINDS.items():
         if not isinstance(result[name], kind):
-            raise UserError(f"{file}: {name} is {result[name]!r:.60}: the layout is in tools/results_table.py --help")
+            raise UserError(f"{name} in {file} is {result[name]!r:.60}: the layout is in tools/results_table.py --help")
     try:
         datetime.date.fromisoformat(result["date"])
     except ValueError:
-        raise UserError(f"{file}: date is {result['date']!r}: write it as 2026-01-31") from None
+        raise UserError(f"date in {file} is {result['date']!r}: write it as 2026-01-31") from None
     if _PROCESSOR.search(result["machine"]) is None:
-        raise UserError(f'{file}: machine is {result["machine"]!r}: begin it with "N cores of PROCESSOR,"')
+        raise UserError(f'machine in {file} is {result["machine"]!r}: begin it with "N cores of PROCESSOR,"')
     for row in result["rows"]:
         if not isinstance(row, dict) or row.keys() != {"table", "cells"} or row["table"] not in TABLES:
             raise UserError(f"{file}: a row must have cells, and a table among {', '.join(TABLES)}")
@@ -271,11 +271,11 @@ def fill(template: str, result: dict[str, Any], file: Path) -> str:
         UserError: the text names a figure that is not in the file, or contains a number.
     """
     if number := _NUMBER.search(_PLACEHOLDER.sub("", template)):
-        raise UserError(f"{file}: a row contains the number {number[0]!r}: move it to figures and name its path")
+        raise UserError(f"a row in {file} contains the number {number[0]!r}: move it to figures and name its path")
     try:
         return template.format_map(result)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file}: row {template!r:.200} cannot be filled ({error!r}): check the names") from None
+        raise UserError(f"row {template!r:.200} in {file} cannot be filled ({error!r}): check the names") from None
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -21,7 +21,7 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.cost.hardware import kind_of_device
 from dist_transformer.reporting.figures import as_png, bar_picture, cost_picture
 from dist_transformer.run.environment import describe_environment
-from dist_transformer.runtime.launch import run_printed
+from dist_transformer.runtime.launch import own_command, run_printed
 
 CORPORA = "DIST_TRANSFORMER_DATA"
 """The environment variable that names the folder of corpora."""
@@ -52,7 +52,7 @@ class Suite:
         if not (self.data / "index.json").exists():
             self.work.mkdir(parents=True, exist_ok=True)
             texts = ["--src", self.text(TRAINING_TEXT, SOURCE), "--tgt", self.text(TRAINING_TEXT, TARGET)]
-            self.run("prepare_data.py", *texts, "--vocab-size", self.vocab_size, "--corpus", CORPUS, "--out", self.data)
+            self.run("prepare", *texts, "--vocab-size", self.vocab_size, "--corpus", CORPUS, "--out", self.data)
 
     def text(self, name: str, language: str) -> Path:
         """Find the file of a text.
@@ -94,23 +94,25 @@ class Suite:
                     for side, language in sides
                     for word in (f"--{kind}{side}", self.text(name, language))
                 ]
-                self.run("prepare_data.py", *named, "--vocab-size", vocab_size, "--out", data)
+                self.run("prepare", *named, "--vocab-size", vocab_size, "--out", data)
             train = ["--preset", preset, "--data", data, "--run-dir", run, *flags]
-            run_printed([sys.executable, "-m", "dist_transformer.train", *train], output=sys.stderr)
-            self.run("average_checkpoints.py", "--run-dir", run, "--last", 5, "--out", run / "model")
+            run_printed(own_command("train", *train), output=sys.stderr)
+            self.run("average", "--run-dir", run, "--last", 5, "--out", run / "model")
         return run / "model"
 
     def measure(self, part: str, *command: object) -> dict[str, Any]:
         """Run tools/benchmark.py with `command`, which has no --json, and return its result."""
         file = self.work / f"{part}.json"
         # Training flags, if there are any, must come last.
-        self.run("benchmark.py", command[0], "--json", file, *command[1:])
+        self.run("tools/benchmark.py", command[0], "--json", file, *command[1:])
         return read_json(file)
 
-    def run(self, tool: str, *arguments: object) -> None:
-        """Print a command of tools/ and run it."""
+    def run(self, name: str, *arguments: object) -> None:
+        """Print a command of dist-transformer, or a script of tools/, and run it."""
+        is_script = name.endswith(".py")
+        command = [sys.executable, ROOT / name, *arguments] if is_script else own_command(name, *arguments)
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
-        run_printed([sys.executable, ROOT / "tools" / tool, *arguments], output=sys.stderr, seconds=left)
+        run_printed(command, output=sys.stderr, seconds=left)
 
 
 def brief_schedule(*, peak_lr: float = 7e-4, warmup_steps: int = 1000) -> list[object]:

@@ -192,7 +192,7 @@ def average(
             raise UserError("checkpoints excludes the other choices: leave run_dir, last, every, best and by out")
         return write_mean([Path(path) for path in checkpoints], Path(out))
     if run_dir is None:
-        raise UserError("run_dir is missing: give it, or checkpoints")
+        raise UserError("run_dir is missing: pass it, or checkpoints")
     chosen = choose_weights(Path(run_dir), last=last, every=every, best=best, by=by)
     if best is None:
         chosen = compare_with_newest(chosen, Path(run_dir), Path(out), obey=last is not None)

@@ -156,7 +156,9 @@ def write_model_folder(
     refuse_other_content(path)
     fp32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
     if broken := next((name for name, tensor in fp32.items() if not is_finite(tensor)), None):
-        raise UserError(f"{path} is not written: {broken!r} holds numbers that are not finite: use other weights")
+        raise UserError(
+            f"{path} is not written, because {broken!r} holds numbers that are not finite: use other weights"
+        )
     held = contextlib.ExitStack()
     try:
         make_folder(path.parent)
@@ -226,7 +228,7 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
             remedy = f"format 1 has no hash of the weights, so {REMEDY}"
         raise UserError(f"{file} has format {version}, and this version reads {FORMAT_VERSION}: {remedy}")
     if not isinstance(sha256, str) or not sha256 or not has_own_hash(content, sha256):
-        raise UserError(f"{file} is damaged or was edited: its SHA-256 differs from the recorded one: {REMEDY}")
+        raise UserError(f"{file} is damaged or was edited (its SHA-256 differs from the recorded one): {REMEDY}")
     weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=REMEDY)
     if weights != WeightsInfo(sha256=weights.sha256):
         raise UserError(f"{file} records weights that are not fp32 or not finite: {REMEDY}")
@@ -311,13 +313,13 @@ def _fill(model: "Transformer", stored: "TensorFile") -> None:
         there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
         if there != wanted:
             raise UserError(
-                f"{stored.path} does not fit {CONFIG_FILE}: tensor {name!r} is {there or 'absent'} in the file and "
+                f"{stored.path} does not fit {CONFIG_FILE}, because {name!r} is {there or 'absent'} in the file and "
                 f"{wanted or 'absent'} in the model: {REMEDY}"
             )
     for name, parameter in expected.items():
         tensor = stored.tensor(name)
         if not is_finite(tensor):
-            raise UserError(f"{stored.path}: {name!r} holds numbers that are not finite: {REMEDY}")
+            raise UserError(f"{stored.path} has numbers in {name!r} that are not finite: {REMEDY}")
         with torch.no_grad():
             parameter.copy_(tensor)
 

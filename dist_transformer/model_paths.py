@@ -34,7 +34,7 @@ def no_model(path: Path, missing: str) -> UserError:
     elif not path.is_dir():
         found, remedy = _no_folder(path)
     elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
-        remedy = f"give the model folder in it, {inner}"
+        remedy = f"use the model folder in it, {inner}"
     elif (path / "weights").is_dir():
         remedy = f"make one from this run with {_average_of_run(path)}"
     elif (path / "manifest.json").exists() and (path / "state.json").exists():
@@ -45,7 +45,7 @@ def no_model(path: Path, missing: str) -> UserError:
     elif (path / "metrics.jsonl").exists():
         found, remedy = "it is a run folder without weights", "average the run after its first save"
     elif (path / "index.json").exists():
-        found, remedy = "it is a data folder", "give a folder that dist-transformer average wrote"
+        found, remedy = "it is a data folder", "use a folder that dist-transformer average wrote"
     elif is_of_transformers(path):
         found, remedy = "it is a model for transformers", OF_ANOTHER_LIBRARY
     elif name := next((file.name for file in sorted(path.glob("*")) if file.suffix in _FOREIGN_WEIGHTS), None):
@@ -57,14 +57,14 @@ def _no_folder(file: Path) -> tuple[str, str]:
     """Describe a file that is given as a model folder, and the way to a model."""
     folder = file.parent
     if all((folder / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)) and not is_of_transformers(folder):
-        return "it is a file of one", f"give its folder, {folder}"
+        return "it is a file of one", f"use its folder, {folder}"
     if file.suffix == ".safetensors" and folder.name == "weights":
         return "it is a weight file of a run", f"make a model from it with {_average_of(file)}"
     if file.suffix == ".safetensors" and (folder / "manifest.json").exists():
         return "it is a file of a checkpoint", f"make a model from that with {_average_of(folder)}"
     if file.suffix in (*_FOREIGN_WEIGHTS, ".safetensors"):
         return "it is a weight file of another library", OF_ANOTHER_LIBRARY
-    return "it is a file", "give a folder that dist-transformer average wrote"
+    return "it is a file", "use a folder that dist-transformer average wrote"
 
 
 def _average_of_run(run_dir: Path) -> str:

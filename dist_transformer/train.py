@@ -1,4 +1,4 @@
-"""The entry point of every launcher: `python -m dist_transformer.train --preset P --data DATA --run-dir RUN`."""
+"""Training as one rank of a job. Older scripts start this module itself: `python -m dist_transformer.train`."""
 
 if __name__ == "__main__":
     from dist_transformer.runtime.search_path import leave_current_folder
@@ -74,9 +74,7 @@ def main() -> None:
 
 
 def parse_arguments() -> tuple[TrainConfig, bool]:
-    # The name as it was started; `dist-transformer train` sets its own name in argv.
-    prog = "python -m dist_transformer.train" if sys.argv[0].endswith(".py") else sys.argv[0]
-    return parse_training(sys.argv[1:], prog=prog)
+    return parse_training(sys.argv[1:], prog="dist-transformer train")
 
 
 def check_files(config: TrainConfig, world: World) -> None:

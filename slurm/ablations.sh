@@ -53,7 +53,7 @@ train_row() {
         write_step "$state/flags" "${PYTHON[@]}" tools/table3.py "${settings[@]}" --flags-of "$row" "$@"
     mapfile -t flags <"$state/flags"
     doctor
-    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train "${flags[@]}"
+    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer train "${flags[@]}"
     : >"$RUN_DIR/trained"
 }
 

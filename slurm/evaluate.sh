@@ -2,7 +2,7 @@
 # Average a run's newest weights, decode the test set on all GPUs, and compute BLEU with its signature.
 #
 #     MODEL=big sbatch slurm/evaluate.sh                 # or base: the run of slurm/train_big.sh or train_base.sh
-#     RUN_DIR=runs/mine AVERAGE=20 sbatch --nodes=2 slurm/evaluate.sh --beam 5    # any flag of tools/evaluate_bleu.py
+#     RUN_DIR=runs/mine AVERAGE=20 sbatch --nodes=2 slurm/evaluate.sh --beam 5    # any flag of dist-transformer evaluate
 #
 # The model is written to RUN_DIR/model, the scores to RUN_DIR/bleu.json.
 #SBATCH --job-name=evaluate

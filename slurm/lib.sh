@@ -41,7 +41,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 need() {
     local name
     for name; do
-        [[ -n ${!name:-} ]] || fail "$name is not set: set it in slurm/cluster.env, or give it before sbatch ($name=... sbatch ...)"
+        [[ -n ${!name:-} ]] || fail "$name is not set: set it in slurm/cluster.env, or before sbatch ($name=... sbatch ...)"
     done
 }
 
@@ -108,8 +108,8 @@ judge_step() {
     [[ -z $bad && $1 == 0 ]] && return
     nodes_answer || requeue "a node was lost"
     [[ -z ${remedy:-} ]] || fail "$remedy"
-    [[ $bad != *" 134" ]] || bad+=' (aborted, as by NCCL if a collective fails: see docs/fault_tolerance.md)'
-    say "failed: ${bad:-srun ended with status $1}: fix the cause in the message above, then give the same sbatch command to resume"
+    [[ $bad != *" 134" ]] || bad+=' (aborted, as by NCCL if a collective fails, see docs/fault_tolerance.md)'
+    say "failed: ${bad:-srun ended with status $1}; fix the cause in the message above, then run the same sbatch command to resume"
     [[ -n $bad ]] || status=$1
     finish "$status"
 }
@@ -128,10 +128,10 @@ requeue() {
     *JobState=RUNNING* | *JobState=TIMEOUT* | *JobState=PREEMPTED* | *JobState=NODE_FAIL*)
         say "$1; back into the queue"
         scontrol requeue "$job" ||
-            fail "SLURM does not put job $job back into the queue: give the same sbatch command again to resume"
+            fail "SLURM does not put job $job back into the queue: run the same sbatch command again to resume"
         ;;
     *" Restarts=${SLURM_RESTART_COUNT:-0} "*)
-        say "$1; the job was cancelled: give the same sbatch command to resume"
+        say "$1; the job was cancelled: run the same sbatch command to resume"
         finish 75
         ;;
     *) say "$1; SLURM has put the job back into the queue" ;;
@@ -160,7 +160,7 @@ count_start() {
     fi
     printf '%s\t%s\n' "$idle" "$reached" >"$state/starts"
     ((idle < max_idle_starts)) ||
-        fail "started $((idle + 1)) times without $more (newest: ${reached:-none}): fix the cause in the log above, then give the same sbatch command again"
+        fail "started $((idle + 1)) times without $more (newest: ${reached:-none}): fix the cause in the log above, then run the same sbatch command again"
 }
 
 # Test whether Python can load an MPI library on every node.
@@ -184,13 +184,13 @@ prepare_data() {
                 say "one node of $SLURM_JOB_NUM_NODES prepares the data, because Python finds no MPI library: install the extra [mpi] as docs/cluster.md says, or load the cluster's MPI in slurm/cluster.env"
             fi
         fi
-        run_step "$mpi" "$nodes" 1 "${PYTHON[@]}" tools/prepare_data.py "$@" --out "$DATA"
+        run_step "$mpi" "$nodes" 1 "${PYTHON[@]}" -m dist_transformer prepare "$@" --out "$DATA"
     fi
     fetch_test_set src "$TEST_SRC"
     fetch_test_set ref "$TEST_REF"
 }
 
-# has_source WORDS: fail if no source of the data is given.
+# has_source WORDS: fail if there is no source of the data.
 has_source() {
     (($# > 0)) || fail "PREPARE is empty: set it in slurm/cluster.env to the flags that make $DATA"
 }
@@ -214,7 +214,7 @@ await_data() {
         fail "job $(<"$state/preparation") has prepared the data, but $DATA/index.json, $TEST_SRC or $TEST_REF is missing: put these folders on storage that all nodes share"
     local preparation
     preparation=$(submit_preparation) ||
-        fail "the preparation cannot be submitted from this job, see the message above: set PREPARE_JOB in slurm/cluster.env, or submit it from a login node: slurm/pipeline.sh"
+        fail "the preparation cannot be submitted from this job, see the message above: set PREPARE_JOB in slurm/cluster.env, or submit it from a login node with slurm/pipeline.sh"
     echo "$preparation" >"$state/preparation"
     say "job $preparation prepares $DATA and the test set on CPUs; this job waits for it in the queue"
     wait_behind "$preparation"
@@ -235,7 +235,7 @@ wait_behind() {
     # Only a queued job takes a dependency. Meanwhile SLURM ends the processes of this one, first with SIGTERM.
     trap '' TERM
     scontrol requeuehold "$job" && scontrol update "JobId=$job" "Dependency=afterok:$1" && scontrol release "$job" ||
-        fail "SLURM does not let job $job wait: give the same sbatch command with --dependency=afterok:$1"
+        fail "SLURM does not let job $job wait: run the same sbatch command with --dependency=afterok:$1"
     trap - TERM
     await_end
 }
@@ -243,14 +243,14 @@ wait_behind() {
 # doctor: check that the nodes are fit to train.
 doctor() {
     [[ $DOCTOR == yes ]] || return 0
-    remedy="the job is not fit to train: follow the remedies above and give the same sbatch command again (DOCTOR=no skips the check)" \
+    remedy="the job is not fit to train: follow the remedies above and run the same sbatch command again (DOCTOR=no skips the check)" \
         run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer doctor --run-dir "$RUN_DIR" --data "$DATA"
 }
 
 # train FLAGS: train to the last step.
 train() {
     doctor
-    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer.train --data "$DATA" --run-dir "$RUN_DIR" "$@"
+    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer train --data "$DATA" --run-dir "$RUN_DIR" "$@"
 }
 
 # check_flags FLAGS: check the flags of training before hours of preparation.
@@ -258,8 +258,8 @@ check_flags() {
     local flag
     for flag; do
         case $flag in
-        --data | --data=*) fail "$flag: set DATA in slurm/cluster.env or before sbatch, so that every part of the job knows it" ;;
-        --run?dir | --run?dir=*) fail "$flag: give RUN_DIR=... before sbatch, so that every part of the job knows it" ;;
+        --data | --data=*) fail "$flag is not for this job: set DATA in slurm/cluster.env or before sbatch, so that every part of the job knows it" ;;
+        --run?dir | --run?dir=*) fail "$flag is not for this job: set RUN_DIR=... before sbatch, so that every part of the job knows it" ;;
         esac
     done
 }
@@ -271,8 +271,8 @@ evaluate() {
     local weights=("$RUN_DIR"/weights/step-*.safetensors) number=()
     ((${#weights[@]} > 0)) || fail "$RUN_DIR has no weights: train first, or correct RUN_DIR"
     [[ -z ${AVERAGE:-} ]] || number=(--last $((AVERAGE < ${#weights[@]} ? AVERAGE : ${#weights[@]})))
-    run_step none 1 1 "${PYTHON[@]}" tools/average_checkpoints.py --run-dir "$RUN_DIR" --out "$RUN_DIR/model" "${number[@]}"
-    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/evaluate_bleu.py --model "$RUN_DIR/model" \
+    run_step none 1 1 "${PYTHON[@]}" -m dist_transformer average --run-dir "$RUN_DIR" --out "$RUN_DIR/model" "${number[@]}"
+    run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer evaluate --model "$RUN_DIR/model" \
         --src "$TEST_SRC" --ref "$TEST_REF" --json "$RUN_DIR/bleu.json" "$@"
 }
 

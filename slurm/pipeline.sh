@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 model=${1:-}
 [[ -f slurm/train_$model.sh ]] || {
-    echo "error: the model is '$model': give big or base, then flags of sbatch, then -- and flags of the training" >&2
+    echo "error: the model is '$model': pass big or base, then flags of sbatch, then -- and flags of the training" >&2
     exit 2
 }
 shift

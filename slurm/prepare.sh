@@ -2,7 +2,7 @@
 # Make the data folder and the test set from text, with all cores of all nodes (without MPI, of one node).
 #
 #     sbatch slurm/prepare.sh
-#     sbatch --nodes=4 slurm/prepare.sh --vocab-size 32000    # any flag of tools/prepare_data.py
+#     sbatch --nodes=4 slurm/prepare.sh --vocab-size 32000    # any flag of dist-transformer prepare
 #
 # Existing data is kept. An interrupted preparation resumes when it is started again.
 #SBATCH --job-name=prepare

@@ -3,7 +3,7 @@
 #
 #     sbatch slurm/train_base.sh                         # 25k tokens per step, 100,000 steps, as in the paper
 #     PAIR=en-fr sbatch --gpus-per-node=4 slurm/train_base.sh
-#     sbatch slurm/train_base.sh --max-steps 1000        # any flag of dist_transformer.train
+#     sbatch slurm/train_base.sh --max-steps 1000        # any flag of dist-transformer train
 #
 # Missing data is prepared first, by a job without GPUs; this job waits for it in the queue.
 #

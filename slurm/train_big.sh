@@ -4,7 +4,7 @@
 #     sbatch slurm/train_big.sh                          # 128 packs of 3584 tokens per step (Ott et al. 2018), 20,000 steps
 #     sbatch --nodes=1 --gpus-per-node=2 --mincpus=16 slurm/train_big.sh --preset big    # the paper's 25k tokens per step
 #     PAIR=en-fr sbatch slurm/train_big.sh
-#     sbatch slurm/train_big.sh --max-steps 1000         # any flag of dist_transformer.train
+#     sbatch slurm/train_big.sh --max-steps 1000         # any flag of dist-transformer train
 #
 # Missing data is prepared first: the job submits slurm/prepare.sh, which needs no GPUs, and waits for it in the queue.
 # This one command is enough, and GPUs are held for seconds, not hours, before they are used.

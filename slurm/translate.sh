@@ -4,7 +4,7 @@
 #     MODEL=big OUTPUT=/text/mono.de sbatch --nodes=4 slurm/translate.sh --input /text/mono.en.gz
 #     RUN_DIR=runs/mine OUTPUT=/text/mono.de sbatch slurm/translate.sh --input /text/mono.*.en --sample --top-k 10
 #
-# The model is RUN_DIR/model (slurm/evaluate.sh makes it); the flags are those of tools/translate.py. Finished parts are
+# The model is RUN_DIR/model (slurm/evaluate.sh makes it); the flags are those of dist-transformer translate. Finished parts are
 # in OUTPUT.parts, on storage that all nodes share. An interrupted job is requeued and resumes.
 #SBATCH --job-name=translate
 #SBATCH --nodes=1
@@ -22,6 +22,6 @@ if [[ -n ${MODEL:-} ]]; then choose_run "$MODEL"; fi
 need RUN_DIR OUTPUT
 finished=("$OUTPUT.parts"/[0-9]*)
 count_start "${#finished[@]} chunks"
-run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" tools/translate.py --model "$RUN_DIR/model" \
+run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer translate --model "$RUN_DIR/model" \
     --output "$OUTPUT" "$@"
 finish 0

@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--of-commit", action="store_true", help="print the slice of the newest commit")
     given = parser.parse_args()
     if unknown := set(given.names) - SLICES.keys():
-        raise SystemExit(f"error: no slice is called {', '.join(sorted(unknown))}: give some of {', '.join(SLICES)}")
+        raise SystemExit(f"error: no slice is called {', '.join(sorted(unknown))}: use some of {', '.join(SLICES)}")
     if given.of_commit:
         print(of_commit())
         return

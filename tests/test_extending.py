@@ -146,8 +146,6 @@ def test_an_example_trains_and_translates(
         return
     setting, name = FLAGS[heading][0].removeprefix("--model."), FLAGS[heading][1]
     output = run_command(sys.executable, "tools/translate.py", "--model", model, status=1)
-    assert f"config.json: model: {setting} is '{name}': this" in output
-    assert (
-        "is not known: give the file that registers it with --import (docs/extending.md), or choose one of " in output
-    )
+    assert f"config.json, model.{setting} is '{name}': pass the file that registers this " in output
+    assert " with --import (docs/extending.md), or choose one of " in output
     assert "Traceback" not in output

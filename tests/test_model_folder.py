@@ -121,8 +121,8 @@ def test_a_model_with_code_from_outside_is_read_where_it_is_registered(
     with pytest.raises(UserError) as refused:
         load_model(tmp_path / "m", CPU)
     assert str(refused.value) == (
-        f"{tmp_path / 'm' / 'config.json'}: model: attention is 'distant': this attention is not known: "
-        "give the file that registers it with --import (docs/extending.md), or choose one of softmax"
+        f"in {tmp_path / 'm' / 'config.json'}, model.attention is 'distant': "
+        "pass the file that registers this attention with --import (docs/extending.md), or choose one of softmax"
     )
 
 
@@ -228,7 +228,7 @@ def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
             ["config.json", "metrics.jsonl"],
             r"it is a run folder without weights\): average the run after its first save$",
         ),
-        (["index.json"], r"it is a data folder\): give a folder that dist-transformer average wrote$"),
+        (["index.json"], r"it is a data folder\): use a folder that dist-transformer average wrote$"),
     ],
 )
 def test_another_folder_in_place_of_a_model(files: list[str], message: str, tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ ONLY_OURS = r"only models that dist-transformer wrote are read, so train one wit
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("model/model.safetensors", r"it is a file of one\): give its folder, {place}/model$"),
-        ("model/tokenizer.json", r"it is a file of one\): give its folder, {place}/model$"),
+        ("model/model.safetensors", r"it is a file of one\): use its folder, {place}/model$"),
+        ("model/tokenizer.json", r"it is a file of one\): use its folder, {place}/model$"),
         (
             "run/weights/step-00000001.safetensors",
             r"it is a weight file of a run\): .* average --checkpoints {given}",
@@ -262,7 +262,7 @@ ONLY_OURS = r"only models that dist-transformer wrote are read, so train one wit
         ("other", rf"it holds checkpoint_best.pt, weights of another library\): {ONLY_OURS}"),
         ("hub", rf"it is a model for transformers\): {ONLY_OURS}"),
         ("hub/model.safetensors", rf"it is a weight file of another library\): {ONLY_OURS}"),
-        ("notes.txt", r"it is a file\): give a folder that dist-transformer average wrote$"),
+        ("notes.txt", r"it is a file\): use a folder that dist-transformer average wrote$"),
     ],
 )
 def test_what_people_have_in_place_of_a_model(given: str, message: str, model_folder: Path, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=typed):
         read_model_info(run)
     shutil.copytree(model_folder, tmp_path / "model")
-    with pytest.raises(UserError, match=rf"no model.safetensors\): give the model folder in it, {tmp_path}/model$"):
+    with pytest.raises(UserError, match=rf"no model.safetensors\): use the model folder in it, {tmp_path}/model$"):
         read_model_info(tmp_path)
 
 
@@ -409,7 +409,7 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
     [
         ({"dtype": "int8"}, "config.json records weights that are not fp32 or not finite: write the folder again"),
         ({"finite": False}, "config.json records weights that are not fp32 or not finite"),
-        ({"sha256": None}, "sha256 must be str"),
+        ({"sha256": None}, r"sha256 in \S*config\.json must be str"),
     ],
 )
 def test_statements_of_the_weights_are_read(copy: Path, stated: dict[str, object], message: str) -> None:
@@ -440,11 +440,20 @@ def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.to(torch.int8), "'embedding' is stored as I8, but weights must be F32: write the folder again"),
-        (lambda t: t.bfloat16(), "'embedding' is stored as BF16"),
-        (lambda t: t.double(), "'embedding' is stored as F64"),
-        (lambda t: t.index_fill(0, torch.tensor([3]), float("nan")), "'embedding' holds numbers that are not finite"),
-        (lambda t: t.index_fill(0, torch.tensor([3]), float("-inf")), "'embedding' holds numbers that are not finite"),
+        (
+            lambda t: t.to(torch.int8),
+            "stores 'embedding' as I8, but weights must be F32: write the folder again",
+        ),
+        (lambda t: t.bfloat16(), "stores 'embedding' as BF16"),
+        (lambda t: t.double(), "stores 'embedding' as F64"),
+        (
+            lambda t: t.index_fill(0, torch.tensor([3]), float("nan")),
+            "has numbers in 'embedding' that are not finite",
+        ),
+        (
+            lambda t: t.index_fill(0, torch.tensor([3]), float("-inf")),
+            "has numbers in 'embedding' that are not finite",
+        ),
     ],
 )
 def test_numbers_that_are_not_finite_fp32_are_refused(
@@ -465,7 +474,7 @@ def test_weights_that_are_not_finite_are_not_written(
         weights = {name: tensor.double() for name, tensor in random_model.state_dict().items()}
         weights["embedding"] = weights["embedding"].clone()
         weights["embedding"][2, 3] = number
-        with pytest.raises(UserError, match="is not written: 'embedding' holds numbers that are not finite"):
+        with pytest.raises(UserError, match="is not written, because 'embedding' holds numbers that are not finite"):
             write_model_folder(tmp_path / "m", info=model_info, weights=weights, tokenizer_json=b"{}")
     assert list(tmp_path.iterdir()) == []
 

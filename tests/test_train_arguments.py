@@ -1,4 +1,4 @@
-"""The command line of `python -m dist_transformer.train`, without training."""
+"""The command line of `dist-transformer train`, without training."""
 
 import dataclasses
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_a_preset_sets_the_defaults(preset: str) -> None:
 
 
 def test_fine_tuning_needs_a_model() -> None:
-    with pytest.raises(UserError, match="--preset finetune trains a model further: give it with --init-from"):
+    with pytest.raises(UserError, match="--preset finetune trains a model further: pass it with --init-from"):
         settings(["--preset", "finetune", *FOLDERS])
 
 
@@ -132,14 +132,14 @@ def test_a_wrong_number_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_validation_speaks_through_the_command_line() -> None:
-    with pytest.raises(UserError, match=r"^packs_per_step is 0: give a number above 0$"):
+    with pytest.raises(UserError, match=r"^packs_per_step is 0: it must be above 0$"):
         settings([*FOLDERS, "--batch.packs-per-step", "0"])
 
 
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UserError,
-        match=r"^schedule is 'linear': .* give the file that registers it with --import .* noam, inverse_sqrt, cosine",
+        match=r"^schedule is 'linear': pass the file that registers this schedule with --import .* noam, inverse_sqrt",
     ):
         settings([*FOLDERS, "--optimizer.schedule", "linear"])
 

@@ -53,7 +53,7 @@ class Curve:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.epochs < 2:
-        raise UserError(f"--epochs is {arguments.epochs}: give 2 or more, because an epoch's mean is subtracted")
+        raise UserError(f"--epochs is {arguments.epochs}: it must be 2 or more, because an epoch's mean is subtracted")
     if arguments.preset not in PRESETS:
         raise UserError(f"--preset {arguments.preset} is unknown: choose one of {', '.join(PRESETS)}")
     folder = DataFolder.open(arguments.data)

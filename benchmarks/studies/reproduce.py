@@ -141,7 +141,7 @@ def main() -> None:
     say("\n".join(lines))
     if out:
         raise UserError(
-            f"not reproduced: {', '.join(out)}: find the change that moved the figures (git bisect), and only if it is "
+            f"{', '.join(out)} not reproduced: find the change that moved the figures (git bisect), and only if it is "
             "meant, make new bands with --write"
         )
 
@@ -158,7 +158,7 @@ def hash_corpus(folder: Path | None) -> dict[str, str]:
         "https://github.com/multi30k/dataset, unpack them into one folder, and set MULTI30K to it"
     )
     if folder is None:
-        raise UserError(f"no folder with the texts of Multi30k is given: {remedy}")
+        raise UserError(f"there is no folder with the texts of Multi30k: {remedy}")
     for name in names:
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no file {name}: {remedy}")
@@ -205,7 +205,7 @@ def measure(name: str, seed: int, flags: Sequence[str], arguments: argparse.Name
     started, before = time.monotonic(), _cpu_seconds()
     run = arguments.out / name
     places = ["--data", arguments.out / "data", "--run-dir", run, "--seed", seed]
-    training = ["--module", "dist_transformer.train", *overridden([*RECIPE["train"].split(), *places, *flags])]
+    training = ["--module", "dist_transformer", "train", *overridden([*RECIPE["train"].split(), *places, *flags])]
     run_printed([*deepspeed_command(_RANKS), *training], output=sys.stderr)
     averaging = ["--run-dir", run, "--out", run / "model", *RECIPE["average"].split()]
     run_printed(own_command("average", *averaging), output=sys.stderr)

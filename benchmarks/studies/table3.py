@@ -47,7 +47,7 @@ def main() -> None:
     arguments = parse_arguments()
     for name in ("ranks", "average"):
         if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} is {getattr(arguments, name)}: give a number above 0")
+            raise UserError(f"--{name} is {getattr(arguments, name)}: it must be above 0")
     for row in arguments.rows:
         find_variant(row)
     if arguments.flags_of is not None:
@@ -91,7 +91,7 @@ def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     """Apply the row's changes to base. They come after all flags, so `--model.ffn-width` is that of base."""
     config = apply_variant(base_config(row, arguments), row)
     if config.validation.validate_every == 0:
-        raise UserError("--validate-every 0 gives no perplexity for the table: leave it out, or give steps above 0")
+        raise UserError("the table needs a perplexity, and --validate-every is 0: leave it out, or set steps above 0")
     if arguments.max_steps is None:
         return config
     return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))
@@ -119,7 +119,7 @@ def read_other_seed(folder: Path, arguments: argparse.Namespace) -> dict[str, An
     wanted = row_settings(row_config("base", arguments), arguments)
     differing = [name for name in wanted if kept["settings"].get(name) != wanted[name]]
     if "seed" not in differing:
-        raise UserError(f"--other-seeds {folder} was trained with the same seed: give --seed another number there")
+        raise UserError(f"--other-seeds {folder} was trained with the same seed: pass another --seed there")
     if len(differing) > 1:
         others = ", ".join(name for name in differing if name != "seed")
         raise UserError(f"--other-seeds {folder} was trained with another {others}: only the seed may differ")
@@ -173,7 +173,8 @@ def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
     return [
         *deepspeed_command(arguments.ranks),
         "--module",
-        "dist_transformer.train",
+        "dist_transformer",
+        "train",
         *overridden(train_flags(row, arguments)),
     ]
 
@@ -336,7 +337,7 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="folders of calls with another --seed, whose row base is trained; gives the noise between seeds",
+        help="folders of calls with another --seed, whose row base is trained; they show the noise between seeds",
     )
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist_transformer.train for every row")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist-transformer train for every row")
     return parser.parse_args()

@@ -45,9 +45,9 @@ def choose_weights(
         UserError: there are not enough files, or the rules do not go together.
     """
     if last is not None and best is not None:
-        raise UserError("give last or best, not both: how many weight files are averaged")
+        raise UserError("last and best exclude each other: pass one of them")
     if every is not None and last is None:
-        raise UserError("every spaces the last weight files: give it with last alone")
+        raise UserError("every needs last: pass last, or leave every out")
     if best is not None:
         return best_weights(run_dir, best, by)
     if last is None:
@@ -208,7 +208,7 @@ def _own_measure(settings: Path) -> Measure:
     for measure in MEASURES:
         if by == measure:
             return measure
-    raise UserError(f"{settings}: best_by must be one of {', '.join(MEASURES)}, not {by!r:.60}: use --by")
+    raise UserError(f"best_by in {settings} must be one of {', '.join(MEASURES)}, not {by!r:.60}: use --by")
 
 
 def _files(count: int) -> str:

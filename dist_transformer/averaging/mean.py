@@ -121,4 +121,4 @@ def _blocks(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Piece]]:
 
 def _not_finite(piece: Piece, sources: Sequence[WeightSource]) -> str:
     culprit = next(source for source in sources if not all(torch.isfinite(n).all() for n in source.read([piece])))
-    return f"{culprit.path}: {piece.name} holds numbers that are not finite: leave this one out"
+    return f"{culprit.path} has numbers in {piece.name} that are not finite: leave this one out"

@@ -94,7 +94,7 @@ def check_together(sources: Sequence[WeightSource]) -> None:
         if not source.info.steps:
             raise UserError(f"{source.path} has no training step: {_REMEDY}")
         if source.path.resolve() in {path.resolve() for path in seen.values()}:
-            raise UserError(f"{source.path} is given twice: name each source once")
+            raise UserError(f"{source.path} is listed twice: name each source once")
         for step in source.info.steps:
             if step in seen:
                 raise UserError(
@@ -130,7 +130,7 @@ def _open(path: Path) -> WeightSource:
     if path.is_file():
         if is_pickle(path):
             raise UserError(
-                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: give .safetensors "
+                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors "
                 "files"
             )
         file = TensorFile.on_disk(path, reader.stated_weights(path))
@@ -172,10 +172,10 @@ def _check_tensors(source: WeightSource) -> None:
         shape, dtype = file.shape(source.prefix + name), file.dtype(source.prefix + name)
         if shape != expected[name]:
             raise UserError(
-                f"{source.path}: {name!r} has the shape {shape}, but its model has {expected[name]}: {_REMEDY}"
+                f"{source.path} holds {name!r} in the shape {shape}, but its model has {expected[name]}: {_REMEDY}"
             )
         if dtype != "F32":
-            raise UserError(f"{source.path}: {name!r} is stored as {dtype}, but weights must be F32: {_REMEDY}")
+            raise UserError(f"{source.path} stores {name!r} as {dtype}, but weights must be F32: {_REMEDY}")
 
 
 def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]:
@@ -186,9 +186,7 @@ def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]
     except (ValueError, RecursionError):
         described = {}
     if "model" not in described:
-        raise UserError(
-            f"{path} is not a weight file of a run: give files of RUN/weights, checkpoints or model folders"
-        )
+        raise UserError(f"{path} is not a weight file of a run: use files of RUN/weights, checkpoints or model folders")
     return described
 
 

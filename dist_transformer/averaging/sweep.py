@@ -230,7 +230,7 @@ def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, 
             folder.valid_text()
             valid = folder.path / VALID_FOLDER
             return valid / VALID_SOURCE_FILE, valid / VALID_TARGET_FILE
-    raise UserError(f"{run_dir} was not trained on {direction}: check --direction, or give --src and --ref")
+    raise UserError(f"{run_dir} was not trained on {direction}: check --direction, or pass --src and --ref")
 
 
 def validation_folders(run_dir: Path) -> Iterator[DataFolder]:
@@ -242,7 +242,7 @@ def validation_folders(run_dir: Path) -> Iterator[DataFolder]:
     settings = read_json(run_dir / SETTINGS_FILE)
     places, hashes = settings.get("data"), settings.get("data_sha256")
     if not (isinstance(places, list) and isinstance(hashes, list) and len(places) == len(hashes)):
-        raise UserError(f"{run_dir / SETTINGS_FILE} does not name the training data: give --src and --ref")
+        raise UserError(f"{run_dir / SETTINGS_FILE} does not name the training data: pass --src and --ref")
     for place, sha256 in zip(map(str, places), hashes, strict=True):
         yield _validated_on(run_dir, place, sha256)
 
@@ -250,13 +250,13 @@ def validation_folders(run_dir: Path) -> Iterator[DataFolder]:
 def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:
     index = Path(place) / INDEX_FILE
     if is_url(place) or not index.exists():
-        raise UserError(f"{run_dir} was validated on text of {place}, which is not available: give --src and --ref")
+        raise UserError(f"{run_dir} was validated on text of {place}, which is not available: pass --src and --ref")
     try:
         found = sha256_of(index)
     except OSError as error:
-        raise UserError(f"{index} cannot be read ({error.strerror or error}): give --src and --ref") from None
+        raise UserError(f"{index} cannot be read ({error.strerror or error}): pass --src and --ref") from None
     if found != sha256:
-        raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: give --src and --ref")
+        raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: pass --src and --ref")
     return DataFolder.open(place)
 
 

@@ -89,7 +89,7 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         say(
-            f"error: memory is short ({reason:.300}): give smaller sizes or batches, or fewer processes; "
+            f"error: out of memory ({reason:.300}): use smaller sizes or batches, or fewer processes; "
             "dist-transformer plan predicts the memory of training",
             file=sys.stderr,
         )

@@ -21,7 +21,7 @@ def require_usable(path: str | Path) -> None:
     text = str(path)
     refuse_secrets(text)
     if not text:
-        raise UserError("a path is empty: give the name of a file or a folder")
+        raise UserError("a path is empty: pass the name of a file or a folder")
     if "\0" in text:
         raise UserError(f"the path {text:.60} contains a NUL character, which no file name can have: correct it")
     try:

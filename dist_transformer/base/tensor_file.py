@@ -94,8 +94,7 @@ class TensorFile:
     def _numbers(self, name: str, first: int, end: int) -> torch.Tensor:
         place = self._places[name]
         if place.dtype != "F32":
-            problem = f"{name!r} is stored as {place.dtype}, but weights must be F32"
-            raise UserError(f"{self.path}: {problem}: {self._remedy}")
+            raise UserError(f"{self.path} stores {name!r} as {place.dtype}, but weights must be F32: {self._remedy}")
         if first == end:
             return torch.empty(0)
         content = self._read(place.start + 4 * first, place.start + 4 * end)

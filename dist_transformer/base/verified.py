@@ -74,7 +74,7 @@ class Stated:
             UserError: the hashes differ.
         """
         if found != self.sha256:
-            raise UserError(f"{path} is damaged: its SHA-256 is not what {self.where} states: {self.remedy}")
+            raise UserError(f"{path} is damaged (its SHA-256 is not what {self.where} states): {self.remedy}")
 
     def unreadable(self, path: Path, error: OSError) -> UserError:
         return UserError(f"{path} cannot be read ({error.strerror or error}): {self.remedy}")

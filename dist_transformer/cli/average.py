@@ -176,7 +176,7 @@ def parse_arguments() -> argparse.Namespace:
         const=_NO_NUMBER,
         metavar="N",
         help="average the N weight files with the best validation scores; among equal scores the earlier file wins; "
-        "with --sweep, give no N",
+        "with --sweep, leave N out",
     )
     parser.add_argument(
         "--by",
@@ -210,20 +210,22 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     by_best = arguments.best is not None
     given = (arguments.last, arguments.best if arguments.sweep is None else arguments.sweep, arguments.checkpoints)
     if sum(value is not None for value in given) > 1:
-        raise UserError("give at most one of --last, --best, --sweep and --checkpoints")
+        raise UserError("--last, --best, --sweep and --checkpoints exclude each other: pass at most one of them")
     if (arguments.run_dir is None) == (arguments.checkpoints is None):
-        raise UserError("give --run-dir or --checkpoints: --last, --best and --sweep choose among the files of a run")
+        raise UserError(
+            "pass either --run-dir or --checkpoints; --last, --best and --sweep choose among the files of a run"
+        )
     if arguments.by is not None and not by_best:
-        raise UserError(f"--by {arguments.by} needs --best: give --best, or leave --by out")
+        raise UserError(f"--by {arguments.by} needs --best: pass --best, or leave --by out")
     if arguments.every is not None:
         if arguments.last is None and (by_best or arguments.sweep is None):
-            raise UserError("--every spaces the last weight files: give it with --last or --sweep alone")
+            raise UserError("--every works only with --last or a --sweep of the last files: leave --every out")
         if not 0 < arguments.every < float("inf"):
-            raise UserError(f"--every is {arguments.every}: give minutes above 0")
+            raise UserError(f"--every is {arguments.every}: it must be a number of minutes above 0")
     if (arguments.src is None) != (arguments.ref is None) or (arguments.sweep is None and arguments.src is not None):
-        raise UserError("--src and --ref are the dev set of --sweep: give both with it, or neither")
+        raise UserError("--src and --ref are the dev set of --sweep: pass both with it, or neither")
     if arguments.sweep is None and (flags := decoding_flags(arguments)):
-        raise UserError(f"{flags[0]} needs --sweep: give --sweep, or leave {flags[0]} out")
+        raise UserError(f"{flags[0]} needs --sweep: pass --sweep, or leave {flags[0]} out")
     if by_best and arguments.sweep is not None and arguments.best != _NO_NUMBER:
         raise UserError(f"--best {arguments.best} with --sweep has two numbers: leave that of --best out")
     if arguments.sweep is None and arguments.checkpoints is None:
@@ -240,5 +242,5 @@ def parse_counts(text: str) -> list[int]:
 def parse_count(flag: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         example = "; separate several by commas" if flag == "--sweep" else ""
-        raise UserError(f"{flag} is {text}: give a number above 0{example}")
+        raise UserError(f"{flag} is {text}: it must be a whole number above 0{example}")
     return int(text)

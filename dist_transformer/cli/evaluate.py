@@ -145,15 +145,15 @@ def print_scores(evaluation: "Evaluation") -> None:
 def check_arguments(arguments: argparse.Namespace) -> None:
     """Refuse flags that do not go together."""
     if (arguments.model is None) == (arguments.hypotheses is None):
-        raise UserError("give one of --model and --hypotheses")
+        raise UserError("pass either --model or --hypotheses")
     if arguments.hypotheses is None:
         if arguments.src is None:
-            raise UserError("--model needs a text to translate: give it with --src")
+            raise UserError("--model needs a text to translate: pass it with --src")
         if arguments.tgt_lang is not None:
             raise UserError("--tgt-lang is for --hypotheses, and a model has its own: leave it out")
         return
     if arguments.tgt_lang is None:
-        raise UserError("--hypotheses do not state their language: give it with --tgt-lang, such as de")
+        raise UserError("--hypotheses do not state their language: pass it with --tgt-lang, such as de")
     if arguments.src is not None:
         raise UserError("--src is for --model: leave it out with --hypotheses")
     if flags := decoding_flags(arguments):

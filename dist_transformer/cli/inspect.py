@@ -35,7 +35,7 @@ def main() -> None:
     claim_file(arguments.png, "--png", [arguments.data])
     for name in ("examples", "seed"):
         if (value := getattr(arguments, name)) < 0:
-            raise UserError(f"--{name} is {value}: give 0 or a number above 0")
+            raise UserError(f"--{name} is {value}: it must be 0 or more")
     batch = dataclasses.replace(BatchConfig(), **given(arguments))
     folder = DataFolder.open(arguments.data)
     if arguments.verify:

@@ -84,14 +84,14 @@ class _Parser(argparse.ArgumentParser):
 def _whole(text: str) -> int:
     number = int(text)
     if abs(number) >= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text:.40} is too large: give a number below {_LARGEST}")
+        raise argparse.ArgumentTypeError(f"{text:.40} is too large: it must be below {_LARGEST}")
     return number
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not abs(number) < _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text:.40} is no number below {_LARGEST}: give one")
+        raise argparse.ArgumentTypeError(f"{text:.40} is too large, or not a number: it must be below {_LARGEST}")
     return number
 
 
@@ -104,7 +104,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = _whole(text)
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{value} is out of range: give {least:,} to {most:,}")
+            raise argparse.ArgumentTypeError(f"{value} is out of range: it must be {least:,} to {most:,}")
         return value
 
     return number
@@ -115,7 +115,7 @@ class _StoreOnce(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         if flag in parser.given:
-            parser.error(f"{flag} is given twice: give it once, with all its values")
+            parser.error(f"{flag} appears twice: pass it once, with all its values")
         if flag is not None:
             parser.given.update(self.option_strings)
         setattr(namespace, self.dest, values)
@@ -144,5 +144,5 @@ def folder_of(parser: argparse.ArgumentParser, arguments: Any, flag: str) -> Pat
     name = flag.removeprefix("--").replace("-", "_")
     given: Sequence[Path] = [path for path in (arguments.folder, getattr(arguments, name)) if path is not None]
     if len(given) != 1:
-        parser.error(f"give one {name.split('_')[0]} folder, by position or by {flag}")
+        parser.error(f"pass one {name.split('_')[0]} folder, by position or by {flag}")
     return given[0]

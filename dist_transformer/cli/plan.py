@@ -130,7 +130,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     print_above_help(textwrap.fill(description, shutil.get_terminal_size().columns), arguments)
     parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description="")
     if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
-        raise UserError("--against takes settings and machine from the run: give no other flags than --json with it")
+        raise UserError("--against takes settings and machine from the run: pass no flag with it except --json")
     refuse_without_effect(stated_by_flags(arguments), parsed.train)
     require_usable_places(parsed.train)
     for path in (parsed.against, parsed.json):
@@ -142,7 +142,7 @@ def parse_arguments(arguments: list[str]) -> Arguments:
 def describe(plan: "RunPlan") -> Iterator[str]:
     config, cluster, work = plan.config, plan.cluster, plan.work
     batch = config.batch
-    known = "assumed: give --data" if work.assumed else "of the data"
+    known = "assumed: pass --data" if work.assumed else "of the data"
     device = "CPU process" if plan.gpu is None else cluster.gpu
     yield f"model     {plan.parameters:,} parameters with {show_sizes(work.vocab_sizes)} words, {config.arithmetic}"
     yield f"machine   {cluster.nodes} node(s) with {cluster.gpus} x {device}, {plan.chosen.zero.name}"

@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     defaults = {field.name: field.default for field in PrepareSettings.__dataclass_fields__.values()}
 
     text = parser.add_argument_group(
-        "text (give one or more kinds; all are used)",
+        "text (one or more kinds; all are used)",
         "Text files may be plain, .gz, .xz, .bz2 or .zst. A file F may be a pattern in quotes: "
         '"part-*.en" means all files that match it, sorted by name.',
     )
@@ -262,7 +262,7 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
         raise UserError("--streaming is for --dataset only: leave it out")
     if arguments.dataset:
         if not (arguments.src_lang and arguments.tgt_lang):
-            raise UserError("--dataset needs its two languages: give --src-lang and --tgt-lang")
+            raise UserError("--dataset needs its two languages: pass --src-lang and --tgt-lang")
         sources.append(_dataset(arguments, arguments.dataset_split))
         if arguments.dataset_valid_split:
             validation.append(_dataset(arguments, arguments.dataset_valid_split))
@@ -327,7 +327,7 @@ def file_sources(arguments: argparse.Namespace) -> list[PairSource]:
     for name, kind in kinds:
         paths = expand(getattr(arguments, name), f"--{name}")
         if paths and not (arguments.src_field and arguments.tgt_field):
-            raise UserError(f"--{name} needs the names of its two text fields: give --src-field and --tgt-field")
+            raise UserError(f"--{name} needs the names of its two text fields: pass --src-field and --tgt-field")
         sources += [
             kind(path=path, source_field=arguments.src_field, target_field=arguments.tgt_field) for path in paths
         ]

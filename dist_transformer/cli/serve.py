@@ -75,7 +75,7 @@ def main() -> None:
 def check_arguments(arguments: argparse.Namespace) -> None:
     """Check what can be checked before the libraries are imported, which takes seconds."""
     if arguments.max_characters < 1:
-        raise UserError(f"--max-characters is {arguments.max_characters}: give 1 or more, such as 2000")
+        raise UserError(f"--max-characters is {arguments.max_characters}: it must be 1 or more, such as 2000")
     for paths in models_of(arguments):
         read_joint_info(paths, arguments.direction, arguments.tag)
 

@@ -1,4 +1,4 @@
-"""The training command, with the same entry point as every launcher."""
+"""The training command, whose ranks every launcher starts alike."""
 
 from dist_transformer.train import main, parse_arguments
 

@@ -135,7 +135,7 @@ def check_model(arguments: argparse.Namespace) -> ModelInfo:
 def translate_stream(arguments: argparse.Namespace) -> None:
     """Translate standard input to standard output."""
     if sys.stdin is None:
-        raise UserError("standard input is closed: give it a text, such as < FILE, or give --input and --output")
+        raise UserError("standard input is closed: redirect a text to it with < FILE, or pass --input and --output")
     output = output_format(arguments)
     # Early, because the imports below take seconds.
     check_model(arguments)
@@ -281,7 +281,7 @@ def output_format(arguments: argparse.Namespace) -> OutputFormat:
 def chunk_lines(arguments: argparse.Namespace, device_type: str) -> int:
     lines = _CHUNK_LINES[device_type] if arguments.chunk_lines is None else arguments.chunk_lines
     if lines < 1:
-        raise UserError(f"--chunk-lines is {lines}: give 1 or more")
+        raise UserError(f"--chunk-lines is {lines}: it must be 1 or more")
     return int(lines)
 
 
@@ -293,15 +293,15 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
     """
     if (arguments.input is None) != (arguments.output is None):
         given, missing = ("--input", "--output") if arguments.output is None else ("--output", "--input")
-        raise UserError(f"{given} is given without {missing}: give both, or neither for standard input and output")
+        raise UserError(f"{given} needs {missing}: pass both, or neither for standard input and output")
     if arguments.output is not None:
         parts = parts_of(arguments.output)
         inputs = (*arguments.model, arguments.prefix, *expand(arguments.input, "--input"))
         claim_file(arguments.output, "--output", inputs, beside=[parts])
     if arguments.input is None and world.size > 1:
-        raise UserError(f"{world.size} processes cannot share standard input: give --input and --output, or start one")
+        raise UserError(f"{world.size} processes cannot share standard input: pass --input and --output, or start one")
     if arguments.format is not None and arguments.nbest is None:
-        raise UserError("--format needs --nbest: give --nbest K, or leave --format out")
+        raise UserError("--format needs --nbest: pass --nbest K, or leave --format out")
     for flag in ("--top-k", "--top-p", "--temperature", "--distinct"):
         value = vars(arguments)[flag.removeprefix("--").replace("-", "_")]
         if value not in (None, False) and not arguments.sample:

@@ -34,7 +34,7 @@ def main() -> None:
     say(check_table(checks))
     if names := failed(checks):
         count = f"{len(names)} of {len(checks)} checks failed"
-        raise UserError(f"{arguments.run_dir}: {count}: see FAIL in the table above")
+        raise UserError(f"{count} for {arguments.run_dir}: see FAIL in the table above")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -34,11 +34,11 @@ def check_tags(tags: Sequence[str]) -> None:
     for tag in tags:
         if not _TAG.fullmatch(tag) or tag in _TAKEN:
             raise UserError(
-                f'"{tag}" cannot be a tag: give a name between < and >, such as <2de>, or between >> and <<, of '
+                f'"{tag}" cannot be a tag: use a name between < and >, such as <2de>, or between >> and <<, of '
                 "letters, digits and _.:+- that begins with a letter or digit, and none of <pad>, <unk> and <s>"
             )
         if tags.count(tag) > 1:
-            raise UserError(f"the tag {tag} is given twice: name each tag once")
+            raise UserError(f"the tag {tag} appears twice: name each tag once")
 
 
 def worth_stating(directions: Sequence[Direction]) -> tuple[Direction, ...]:
@@ -63,6 +63,6 @@ def choose_direction(
         raise UserError(f"the model has several directions: choose one of {known} with --direction")
     chosen = next((direction for direction in directions if name in (None, direction.name)), None)
     if chosen is None:
-        raise UserError(f"the model has no direction {name}: give --direction {known.replace(', ', ' or ')}")
+        raise UserError(f"the model has no direction {name}: pass --direction {known.replace(', ', ' or ')}")
     languages = {"source_language": chosen.source_language, "target_language": chosen.target_language}
     return chosen if tags is None else Direction(**languages, tags=tuple(tags))

@@ -69,7 +69,7 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         weights = values.get("data_weights")
         if isinstance(weights, list) and "data" not in values:
             if "data" not in stated:
-                raise UserError(f"{chosen.config} has data_weights and no data: give the folders with --data")
+                raise UserError(f"{chosen.config} has data_weights and no data: pass the folders with --data")
             # Weights are checked with their folders. The flag replaces these.
             values["data"] = [""] * len(weights)
         if values.get("validation_command") is not None and "validation_command" not in stated:
@@ -91,7 +91,7 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
         description="",
     )
     if chosen.preset == "finetune" and config.checkpoints.init_from is None:
-        raise UserError("--preset finetune trains a model further: give it with --init-from, or choose another preset")
+        raise UserError("--preset finetune trains a model further: pass it with --init-from, or choose another preset")
     refuse_without_effect(stated, config)
     require_usable_places(config)
     return config, chosen.dry_run

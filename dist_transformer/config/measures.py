@@ -35,9 +35,11 @@ def require_measurable(best_by: Measure, *, sentences: int, command: str | None)
     if best_by == "command" and command is None:
         raise UserError(f"best_by is {best_by!r}: set validation_command, the program that computes it")
     if best_by != "nll" and sentences == 0:
-        raise UserError(f"best_by is {best_by!r}: {LABELS[best_by]} needs sentences: set validate_sentences above 0")
+        raise UserError(
+            f"best_by is {best_by!r}, and {LABELS[best_by]} needs sentences: set validate_sentences above 0"
+        )
     if command is not None and sentences == 0:
-        raise UserError(f"validation_command is {command!r:.200}: it needs sentences: set validate_sentences above 0")
+        raise UserError(f"validation_command is {command!r:.200} and needs sentences: set validate_sentences above 0")
 
 
 def words_of_command(command: str) -> list[str]:
@@ -50,9 +52,9 @@ def words_of_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise UserError(f"{where}: it cannot be split into words ({error}): close its quotes") from None
+        raise UserError(f"{where}, which cannot be split into words ({error}): close its quotes") from None
     if not any(HYPOTHESIS in word for word in words[1:]):
         raise UserError(
-            f"{where}: it has no word with {HYPOTHESIS}: write {HYPOTHESIS} where its file of hypotheses goes"
+            f"{where} and has no word with {HYPOTHESIS}: write {HYPOTHESIS} where its file of hypotheses goes"
         )
     return words

@@ -120,24 +120,29 @@ def _to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str = "correct the file") -> T:
+def from_plain(
+    kind: type[T], values: dict[str, Any], where: str, *, inside: str = "", remedy: str = "correct the file"
+) -> T:
     """Build a dataclass of type `kind` from JSON values.
 
     Args:
         where: the file, for messages.
+        inside: what precedes the names in messages, such as `model.`; empty for a whole file.
         remedy: how the user can correct a value of a wrong type.
 
     Raises:
         UserError: an unknown name, a missing one or a wrong value.
     """
     if not isinstance(values, dict):
-        raise UserError(f"{where} must hold an object of settings, not {values!r:.60}: {remedy}")
+        place = f"{inside[:-1]} in {where}" if inside else where
+        raise UserError(f"{place} must hold an object of settings, not {values!r:.60}: {remedy}")
     hints, groups = typing.get_type_hints(kind), _flat_groups(kind)
     of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in groups.items()}
     unknown = sorted(set(values).difference(hints.keys() - groups.keys(), *of_groups.values()))
     if unknown:
         raise UserError(
-            f"{where}: unknown setting {unknown[0]!r:.60}: remove it, or use the version that wrote the file"
+            f"{where} has the unknown setting {inside + unknown[0]!r:.60}: remove it, or use the version that wrote "
+            "the file"
         )
     own = {name: value for name, value in values.items() if name in hints}
     for field in dataclasses.fields(typing.cast(Any, kind)):
@@ -145,32 +150,32 @@ def from_plain(kind: type[T], values: dict[str, Any], where: str, *, remedy: str
             own[field.name] = next(
                 name for name, switch in field.metadata[_WRITTEN].items() if switch == own[field.name]
             )
-    arguments = {name: _plain_value(hints[name], value, f"{where}: {name}", remedy) for name, value in own.items()}
+    arguments = {name: _plain_value(hints[name], value, inside + name, where, remedy) for name, value in own.items()}
     for name, group in groups.items():
         arguments[name] = from_plain(
-            group, {key: values[key] for key in of_groups[name] & values.keys()}, where, remedy=remedy
+            group, {key: values[key] for key in of_groups[name] & values.keys()}, where, inside=inside, remedy=remedy
         )
     try:
         return kind(**arguments)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"in {where}, {inside}{error}") from None
     except TypeError as error:
-        raise UserError(f"{where}: {error}: the file is incomplete, write it again") from None
+        raise UserError(f"{where} is incomplete ({error}): write the file again") from None
 
 
-def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
-    """Convert a JSON value to the type of its field."""
+def _plain_value(hint: Any, value: Any, name: str, where: str, remedy: str) -> Any:
+    """Convert the JSON value of the setting `name` in the file `where` to the type of its field."""
     if dataclasses.is_dataclass(hint):
-        return from_plain(typing.cast(type, hint), value, where, remedy=remedy)
+        return from_plain(typing.cast(type, hint), value, where, inside=f"{name}.", remedy=remedy)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
     choices = choices_of(hint)
     if value in choices:
         return value
     if origin is tuple and isinstance(value, list):
-        return tuple(_plain_value(options[0], item, f"{where}[{at}]", remedy) for at, item in enumerate(value))
+        return tuple(_plain_value(options[0], item, f"{name}[{at}]", where, remedy) for at, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        return {key: _plain_value(options[1], item, f"{where}[{key!r}]", remedy) for key, item in value.items()}
+        return {key: _plain_value(options[1], item, f"{name}[{key!r}]", where, remedy) for key, item in value.items()}
     if Path in kinds and isinstance(value, str):
         return Path(value)
     if type(value) in kinds or (float in kinds and type(value) is int):
@@ -178,7 +183,7 @@ def _plain_value(hint: Any, value: Any, where: str, remedy: str) -> Any:
     wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
     near = nearest(str(value), map(str, choices))
     remedy = f"did you mean {near}?" if near else remedy
-    raise UserError(f"{where} must be {wanted}, not {value!r:.60}: {remedy}")
+    raise UserError(f"{name} in {where} must be {wanted}, not {value!r:.60}: {remedy}")
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -10,6 +10,8 @@ def _preset(**settings: Any) -> TrainConfig:
     return TrainConfig.of(data=("data",), run_dir=Path("run"), **settings)
 
 
+# Training pairs from which multi30k and base are worth their steps.
+_SMALL, _LARGE = 10_000, 1_000_000
 _BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
 
 PRESETS: dict[str, TrainConfig] = {
@@ -85,3 +87,19 @@ PRESETS: dict[str, TrainConfig] = {
         save_every=500,
     ),
 }
+
+
+def preset_for(pairs: int, *, on_gpu: bool) -> tuple[str, str]:
+    """Choose the preset of a first training by the number of training pairs and the machine.
+
+    Returns:
+        the preset, and a phrase that says why.
+    """
+    # Times are those of results/demo.json and results/multi30k.json.
+    if pairs < _SMALL:
+        return "tiny", f"suits fewer than {_SMALL:,} pairs" + ("" if on_gpu else ", about 5 minutes on two CPU cores")
+    if not on_gpu:
+        return "multi30k", "takes about 2 hours on two CPU cores; for a first try, tiny takes about 5 minutes"
+    if pairs < _LARGE:
+        return "multi30k", f"suits fewer than {_LARGE:,} pairs"
+    return "base", f"suits a GPU and {_LARGE:,} pairs or more"

@@ -37,7 +37,7 @@ class Registry(Generic[F]):
         if near := nearest(str(name), self.names):
             return f"did you mean {near}, or is --import with the file that registers this {self.setting} missing?"
         return (
-            f"this {self.setting} is not known: give the file that registers it with --import "
+            f"pass the file that registers this {self.setting} with --import "
             f"(docs/extending.md), or choose one of {', '.join(self.names)}"
         )
 

@@ -20,23 +20,23 @@ def require(condition: bool, field_name: str, value: object, remedy: str) -> Non
 def require_fraction(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        require(0.0 <= value < 1.0, name, value, "give a number from 0 up to, not including, 1")
+        require(0.0 <= value < 1.0, name, value, "it must be 0 or more, and below 1")
 
 
 def require_not_negative(config: object, *names: str) -> None:
     for name in names:
-        require_number(name, getattr(config, name), getattr(config, name) >= 0, "give 0 or a number above 0")
+        require_number(name, getattr(config, name), getattr(config, name) >= 0, "it must be 0 or more")
 
 
 def require_positive(config: object, *names: str) -> None:
     for name in names:
-        require_number(name, getattr(config, name), getattr(config, name) > 0, "give a number above 0")
+        require_number(name, getattr(config, name), getattr(config, name) > 0, "it must be above 0")
 
 
 def require_number(name: str, value: float, fits: bool, remedy: str) -> None:
     require(fits and value < math.inf, name, value, remedy)
     most = LARGEST_FLOAT if isinstance(value, float) else _TOO_LARGE
-    require(value < most, name, value, "give a smaller number")
+    require(value < most, name, value, "use a smaller number")
 
 
 def require_known(config: object, name: str, registry: Registry[Any]) -> None:

@@ -98,16 +98,16 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
         for name, most in _LARGEST_MODEL.items():
-            require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
+            require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"it must be at most {most:,}")
         require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
-        remedy = "give a number above 0 and below 1, such as 1e-6"
+        remedy = "it must be above 0 and below 1, such as 1e-6"
         require(0.0 < self.norm_epsilon < 1.0, "norm_epsilon", self.norm_epsilon, remedy)
         if self.head_width is None:
-            remedy = f"it must be a multiple of heads ({self.heads}), or give head_width"
+            remedy = f"it must be a multiple of heads ({self.heads}), or set head_width"
             require(self.width % self.heads == 0, "width", self.width, remedy)
         else:
             require_positive(self, "head_width")
-        require(self.width % 2 == 0, "width", self.width, "it must be even: sine and cosine take half each")
+        require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
         for name in ("vocab_size", "target_vocab_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
         remedy = f"it must be one of {', '.join(_TIED)}"
@@ -172,7 +172,7 @@ class BatchConfig:
             (("packs_per_step", "packs_per_micro_batch", "window_shards"), _MOST_PACKS),
         ):
             for name in names:
-                require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"give at most {most:,}")
+                require((getattr(self, name) or 0) <= most, name, getattr(self, name), f"it must be at most {most:,}")
         if self.target_tokens_per_step is not None:
             self._set_packs(self.target_tokens_per_step)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
@@ -183,7 +183,7 @@ class BatchConfig:
         remedy = f"it cannot be below a pack ({self.max_target_tokens}): lower max_target_tokens too"
         require(self.max_target_tokens <= tokens, "target_tokens_per_step", tokens, remedy)
         most = _MOST_PACKS * self.max_target_tokens
-        require(tokens <= most, "target_tokens_per_step", tokens, f"give at most {most:,}")
+        require(tokens <= most, "target_tokens_per_step", tokens, f"it must be at most {most:,}")
         object.__setattr__(self, "packs_per_step", round(tokens / self.max_target_tokens))
         object.__setattr__(self, "target_tokens_per_step", None)
 
@@ -267,7 +267,7 @@ class DataConfig:
         require_not_negative(self, "memory_gib")
         weights = self.data_weights
         fit = not weights or (len(weights) == len(self.data) and all(0 < weight < LARGEST_FLOAT for weight in weights))
-        require(fit, "data_weights", weights, "give a number above 0 for each of --data")
+        require(fit, "data_weights", weights, "pass one weight above 0 for each folder of --data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,7 +339,7 @@ class TimeoutConfig:
     def __post_init__(self) -> None:
         for name in self._limits():
             too_long = getattr(self, name) > _YEAR_MINUTES
-            require(not too_long, name, getattr(self, name), "give at most a year, 525600")
+            require(not too_long, name, getattr(self, name), "it must be at most 525600, a year")
             require_positive(self, name)
         require_not_negative(self, "walltime_minutes")
 
@@ -391,7 +391,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "max_steps", "log_every", "max_skipped_steps")
-        require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"give at most {_MOST_STEPS:,}")
+        require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"it must be at most {_MOST_STEPS:,}")
         require_fraction(self, "ema_decay")
         require_not_negative(self, "seed")
 

@@ -21,16 +21,16 @@ def _never_validates(config: TrainConfig) -> bool:
 _WITHOUT_EFFECT: dict[str, tuple[Callable[[TrainConfig], bool], str]] = {
     "optimizer.peak_lr": (
         lambda config: config.optimizer.schedule == "noam",
-        "the peak of the noam schedule is --optimizer.lr-scale · (width · warmup_steps)^-0.5: give that factor, or "
-        "another --optimizer.schedule, such as inverse_sqrt",
+        "the peak of the noam schedule is --optimizer.lr-scale · (width · warmup_steps)^-0.5: set that factor, or "
+        "use another --optimizer.schedule, such as inverse_sqrt",
     ),
     "optimizer.lr_scale": (
         lambda config: config.optimizer.schedule in ("inverse_sqrt", "cosine", "constant"),
-        "it is a factor of the noam schedule: give --optimizer.peak-lr",
+        "it is a factor of the noam schedule: use --optimizer.peak-lr",
     ),
     "init_vocabulary": (
         lambda config: config.checkpoints.init_from is None,
-        "it tells how to read --init-from: give that too",
+        "it sets how --init-from is read: pass that too",
     ),
     "data_weights": (_has_one_folder, "there is one data folder: leave it out"),
     "data_temperature": (
@@ -62,7 +62,7 @@ def refuse_repeated(words: Sequence[str]) -> None:
     names = [plain_name(flag) for flag in flags]
     twice = next((flag for flag, name in zip(flags, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{twice} is given twice: give it once, with all its values")
+        raise UserError(f"{twice} appears twice: pass it once, with all its values")
 
 
 def stated_by_flags(words: Iterable[str]) -> dict[str, str]:
@@ -74,7 +74,7 @@ def stated_by_flags(words: Iterable[str]) -> dict[str, str]:
 def stated_by_values(values: Mapping[str, Any], where: str) -> dict[str, str]:
     """Map the settings in plain values, as in config.json, to their names after `where`."""
     inner = [f"{name}.{key}" for name, value in values.items() if isinstance(value, Mapping) for key in value]
-    return {name: f"{where}: {name}" for name in (*values, *inner)}
+    return {name: f"{name} in {where}" for name in (*values, *inner)}
 
 
 def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> None:
@@ -91,4 +91,4 @@ def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> Non
             raise UserError(f"{stated[name]} has no effect here, because {why}")
     packs, tokens = (stated.get(f"batch.{name}_per_step") for name in ("packs", "target_tokens"))
     if packs and tokens:
-        raise UserError(f"{packs} and {tokens} both set the size of a step: give one of them")
+        raise UserError(f"{packs} and {tokens} both set the size of a step: use one of them")

@@ -268,7 +268,7 @@ def refuse_wrong_settings(
         remedies = {name: remedy for name, remedy in remedies.items() if remedy}
     if remedies:
         written = {name: _as_setting(remedy or "leave it out") for name, remedy in remedies.items()}
-        raise UserError(f"{where}: {_refusal(written, 'setting')}")
+        raise UserError(f"in {where}, {_refusal(written, 'setting')}")
 
 
 def refuse_wrong_choices(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:

@@ -240,11 +240,11 @@ def _scored(
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
         raise UserError(
-            f"there are {len(hypotheses):,} hypotheses and {len(references):,} references: "
-            "give files where line i of one is the translation of line i of the other"
+            "hypotheses and references must have the same number of lines "
+            f"({len(hypotheses):,} and {len(references):,}): line i of one must correspond to line i of the other"
         )
     if not references:
-        raise UserError("there are no references: give a file with at least one line")
+        raise UserError("there are no references: use a file with at least one line")
 
 
 def _aligned(name: str, signature: str) -> str:

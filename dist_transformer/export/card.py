@@ -187,7 +187,7 @@ def _result(check: Check) -> str:
 
 _LINES = """\
 - **Lines.** {library} also translates a line of spaces, or of characters that the tokenizer removes; dist_transformer
-  gives a blank line for it. A text with more tokens than the model has positions is an error; dist_transformer
+  returns a blank line for it. A text with more tokens than the model has positions is an error; dist_transformer
   translates it in parts.
 """
 

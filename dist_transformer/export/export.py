@@ -81,7 +81,7 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.quantization is not None and self.to != "ctranslate2":
             raise UserError(
-                f"--quantize {self.quantization} is for CTranslate2: give --to ctranslate2, or leave it out"
+                f"--quantize {self.quantization} is for CTranslate2: pass --to ctranslate2, or leave it out"
             )
         if self.quantization not in (None, *QUANTIZATIONS):
             raise UserError(f"--quantize {self.quantization} is unknown: choose one of {', '.join(QUANTIZATIONS)}")
@@ -167,7 +167,7 @@ def dev_text(pairs: Sequence[tuple[str, str]], translator: Translator, info: Mod
     ]
     if not fits:
         raise UserError(
-            f"--src has {len(pairs):,} lines, all of them blank or too long: give dev text, on which the exported "
+            f"--src has {len(pairs):,} lines, all of them blank or too long: pass dev text, on which the exported "
             "model is compared with the original"
         )
     numbers, sources, references = (list(column) for column in zip(*fits, strict=True))

@@ -315,7 +315,7 @@ def dev_size(dev: DevText) -> list[Check]:
     if lines >= COMPARED_LINES:
         return []
     found = f"only {lines:,} lines were compared, so rare differences may be missed, and BLEU says little"
-    remedy = f"give {COMPARED_LINES:,} lines of dev text or more"
+    remedy = f"pass {COMPARED_LINES:,} lines of dev text or more"
     return [Check(name="dev text", found=found, state="warn", remedy=remedy)]
 
 

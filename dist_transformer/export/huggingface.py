@@ -197,14 +197,14 @@ def _load(folder: Path) -> Any:
         if type(error).__name__ == "UnpicklingError":
             raise UserError(f"{folder} has weights that hold more than tensors: nothing of them was run") from None
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"transformers cannot load {folder} ({reason:.200}): give the whole folder") from None
+        raise UserError(f"transformers cannot load {folder} ({reason:.200}): pass the whole folder") from None
     finally:
         logging.set_verbosity(verbosity)
     for problem in ("missing", "unexpected", "mismatched"):
         # Those with another shape come with both shapes.
         if names := sorted(key if isinstance(key, str) else key[0] for key in found[f"{problem}_keys"]):
             raise UserError(
-                f"{folder} has weights that do not fit its config.json ({problem}: {names[0]}): give the whole folder"
+                f"{folder} has weights that do not fit its config.json ({problem} {names[0]}): pass the whole folder"
             )
     return model
 

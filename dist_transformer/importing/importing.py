@@ -56,7 +56,7 @@ def import_marian(
     if config.vocab_sizes != sizes:
         raise UserError(
             f"{settings.folder} has {show_sizes(config.vocab_sizes)} entries in its settings and {show_sizes(sizes)} "
-            "in its vocabulary: give a whole folder"
+            "in its vocabulary: use a whole folder"
         )
     info = _info(settings, config, vocabulary, original.languages)
     progress.stage("reading")
@@ -88,7 +88,7 @@ def _info(
     source, target = (mine or theirs for mine, theirs in zip(given, named, strict=True))
     tags = vocabulary.source.tags
     if source is None or (target is None and not tags):
-        raise UserError(f"{settings.folder} does not name its languages: give them with --src-lang and --tgt-lang")
+        raise UserError(f"{settings.folder} does not name its languages: pass them with --src-lang and --tgt-lang")
     directions = [Direction(source_language=source, target_language=tag.strip("<>"), tags=(tag,)) for tag in tags] or [
         Direction(source_language=source, target_language=str(target))
     ]

@@ -31,7 +31,7 @@ _SETTINGS = "special:model.yml"
 _DEEPEST = 8
 _TABLES = (".yml", ".yaml", ".json")
 _SPLITTERS = ("source.spm", "target.spm")
-_REMEDY = "give Marian's decoder.yml, next to the files that it names"
+_REMEDY = "pass Marian's decoder.yml, next to the files that it names"
 # Values that our model has; a version of Marian without the setting has the first one.
 _EXPRESSED: dict[str, tuple[str, ...]] = {
     "type": ("transformer",),
@@ -83,7 +83,7 @@ def find_marian_files(path: Path) -> MarianFiles:
     if path.is_dir():
         found = [path / _DECODER] if (path / _DECODER).exists() else sorted(path.glob(f"*.{_DECODER}"))
         if not found:
-            raise UserError(f"{path} has neither a config.json nor a {_DECODER}: give a folder of a model")
+            raise UserError(f"{path} has neither a config.json nor a {_DECODER}: pass the folder of a model")
         if len(found) > 1:
             raise UserError(f"{path} has {len(found)} models: name one of them, such as {found[0]}")
         (path,) = found

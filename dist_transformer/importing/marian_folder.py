@@ -23,7 +23,7 @@ NEVER = -100.0
 Tied = Literal["target", "none"]
 
 _ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
-_REMEDY = "give a folder of MarianMTModel that transformers wrote"
+_REMEDY = "use a folder of MarianMTModel that transformers wrote"
 
 
 def read_vocabulary(folder: Path) -> MarianVocabulary:

@@ -58,16 +58,16 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.beam_size <= _LARGEST_BEAM:
-            raise UserError(f"beam_size is {self.beam_size}: give 1 (greedy) to {_LARGEST_BEAM:,}, 4 is usual")
+            raise UserError(f"beam_size is {self.beam_size}: it must be 1 (greedy) to {_LARGEST_BEAM:,}; 4 is usual")
         # Below 0 a longer hypothesis could gain by losing probability, and the stopping rule would be wrong.
         if not 0 <= self.length_penalty < float("inf"):
-            raise UserError(f"length_penalty is {self.length_penalty}: give 0 (off) or more, 0.6 is usual")
+            raise UserError(f"length_penalty is {self.length_penalty}: it must be 0 (off) or more; 0.6 is usual")
         if self.max_extra_tokens < 0:
-            raise UserError(f"max_extra_tokens is {self.max_extra_tokens}: give 0 or more, 50 is usual")
+            raise UserError(f"max_extra_tokens is {self.max_extra_tokens}: it must be 0 or more; 50 is usual")
         if not 1 <= self.nbest <= self.beam_size:
-            raise UserError(f"nbest is {self.nbest}: give 1 up to beam_size ({self.beam_size}), or raise beam_size")
+            raise UserError(f"nbest is {self.nbest}: it must be 1 to beam_size ({self.beam_size}), or raise beam_size")
         if self.least_growth < 0:
-            raise UserError(f"least_growth is {self.least_growth}: give 0 or more, 4 is usual")
+            raise UserError(f"least_growth is {self.least_growth}: it must be 0 or more; 4 is usual")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,7 +117,7 @@ def choose_split_over(given: str | int | None, default: int | None) -> int | Non
     if given is None or given == "no":
         return default if given is None else None
     if not str(given).isdecimal() or int(given) < 1:
-        raise UserError(f"split_over is {given!r:.60}: give a number of tokens above 0, or no")
+        raise UserError(f"split_over is {given!r:.60}: it must be a number of tokens above 0, or no")
     return int(given)
 
 
@@ -164,7 +164,7 @@ def as_dtype(precision: str) -> "torch.dtype":
         UserError: there is no such precision.
     """
     if precision not in PRECISIONS:
-        raise UserError(f"precision is {precision!r}: give {' or '.join(PRECISIONS)}")
+        raise UserError(f"precision is {precision!r}: it must be {' or '.join(PRECISIONS)}")
     import torch
 
     dtype: torch.dtype = getattr(torch, PRECISIONS[precision])

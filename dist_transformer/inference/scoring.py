@@ -108,7 +108,7 @@ def read_targets(
     """
     limit = SCORED_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
     if limit < 1:
-        raise UserError(f"max_batch_tokens is {limit}: give a number above 0")
+        raise UserError(f"max_batch_tokens is {limit}: it must be above 0")
     model.to(device)
     batches = _make_batches(pairs, limit)
     share = batches[rank() :: world_size()]
@@ -193,8 +193,8 @@ def _encode(tokenizer: Vocabulary, sources: Sequence[str], targets: Sequence[str
 def not_finite(what: str) -> UserError:
     """Build the error about numbers of a model that are not finite, although its weights are."""
     return UserError(
-        f"the model computes numbers that are not finite for {what}: its weights are too large, as after a training "
-        "that diverged: use an earlier checkpoint, or --precision fp32 if it computes in bf16"
+        f"the model computes numbers that are not finite for {what}, because its weights are too large, as after a "
+        "training that diverged: use an earlier checkpoint, or --precision fp32 if it computes in bf16"
     )
 
 
@@ -245,7 +245,7 @@ def _read_batch(
         blocks = zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
         found = [read(model.project(hidden_RD, functional.linear).float(), labels_R) for hidden_RD, labels_R in blocks]
     except torch.OutOfMemoryError:
-        raise UserError("the device has not enough memory for a batch: give fewer tokens by --batch-tokens") from None
+        raise UserError("out of memory in a batch: lower --batch-tokens") from None
     if not is_finite(values_T := torch.cat(found)):
         raise not_finite("a probability")
     values: list[float] = values_T.tolist()

@@ -293,7 +293,7 @@ class TrainedModel:
         """
         _refuse_text(src=src, tgt=tgt)
         if len(src) != len(tgt):
-            raise UserError(f"src has {len(src):,} lines and tgt {len(tgt):,}: give equally many")
+            raise UserError(f"src and tgt must have the same number of lines ({len(src):,} and {len(tgt):,})")
         return score_pairs(
             self.model,
             self.tokenizer,
@@ -316,7 +316,7 @@ class TrainedModel:
         target = theirs.encode(tgt)
         longest = longest_line(self.model)
         if max(len(source), len(target)) > longest:
-            raise UserError(f"the model has room for {longest:,} tokens of each sentence: give shorter ones")
+            raise UserError(f"the model has room for {longest:,} tokens of each sentence: use shorter sentences")
         maps = attention_maps(self.model, source, target)
         target_pieces = readable_pieces(theirs, target)
         return Attention(
@@ -347,4 +347,4 @@ def _refuse_text(**arguments: object) -> None:
     """Refuse a str where a list of lines is expected: Python would read it as a list of characters."""
     for name, value in arguments.items():
         if isinstance(value, str):
-            raise UserError(f"{name} is a text: give a list of lines")
+            raise UserError(f"{name} is a string: pass a list of lines")

@@ -144,13 +144,14 @@ class Translator:
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
         self.split_over, self.longest_trained = split_over, longest_trained
         if split_over is not None and split_over < 1:
-            raise UserError(f"split_over is {split_over}: give a number above 0")
+            raise UserError(f"split_over is {split_over}: it must be above 0")
         if self.max_batch_tokens < 1:
-            raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: give a number above 0")
+            raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: it must be above 0")
         if not LEAST_LIMIT <= self.max_source_tokens <= positions:
             raise UserError(
                 f"max_source_tokens is {self.max_source_tokens}: "
-                f"give {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} positions"
+                f"it must be {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} "
+                "positions"
             )
 
     def translate(
@@ -268,9 +269,7 @@ class Translator:
             try:
                 found = self._search(batch, sources, [keys[i] for i in batch.places])
             except torch.OutOfMemoryError:
-                raise UserError(
-                    f"the device has not enough memory for max_batch_tokens {self.max_batch_tokens}: give a lower one"
-                ) from None
+                raise UserError(f"out of memory with max_batch_tokens {self.max_batch_tokens}: lower it") from None
             for i, hypotheses in zip(batch.places, found, strict=True):
                 # Where nothing is finite, a search has no hypothesis.
                 if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):

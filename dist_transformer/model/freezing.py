@@ -34,7 +34,7 @@ def frozen_names(names: Iterable[str], parts: Sequence[str]) -> frozenset[str]:
         found = {name for pattern in _patterns(part) for name in fnmatch.filter(names, pattern)}
         if not found:
             raise UserError(
-                f"--freeze {part}: the model has no such part: give some of {', '.join(PARTS)}, layers such as "
+                f"--freeze {part} matches no part of the model: use some of {', '.join(PARTS)}, layers such as "
                 f"encoder.0-3, or a pattern of parameters such as {names[-1].partition('.')[0]}*"
             )
         frozen |= found

@@ -31,7 +31,7 @@ def attention_pictures(attention: Attention) -> list[Picture]:
     for side, pieces in (("source", attention.source), ("target", attention.target)):
         if len(pieces) > LONGEST:
             found = f"the {side} has {len(pieces)} pieces and a picture has room for {LONGEST}"
-            raise UserError(f"{found}: give a shorter one")
+            raise UserError(f"{found}: use a shorter sentence")
     kinds = (
         (
             "encoder",

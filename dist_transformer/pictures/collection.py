@@ -44,12 +44,12 @@ class PictureSettings:
             given = {"--src-text": self.source, "--tgt-text": self.target, "--direction": self.direction}
             for flag, value in {**given, "--tag": self.tags}.items():
                 if value is not None:
-                    raise UserError(f"{flag} needs a model that reads it: give --model")
+                    raise UserError(f"{flag} needs a model that reads it: pass --model")
         elif self.source is None:
-            raise UserError("--model needs a sentence: give --src-text")
+            raise UserError("--model needs a sentence: pass --src-text")
         for flag, text in (("--src-text", self.source), ("--tgt-text", self.target)):
             if text is not None and (not text.strip() or len(text.splitlines()) > 1):
-                raise UserError(f"{flag} is {text!r:.200}: give one sentence in one line")
+                raise UserError(f"{flag} is {text!r:.200}: pass one sentence in one line")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +74,13 @@ def make_pictures(settings: PictureSettings) -> Collection:
     learned_PD = _learned_positions(None if model is None else model.model, settings.learned_model)
     pictures = [mask_picture()]
     if model is None:
-        notes.append("Not here: the attention of a trained model. Give --model MODEL and --src-text with a sentence.")
+        notes.append("Not here: the attention of a trained model. Pass --model MODEL and --src-text with a sentence.")
     else:
         pictures += _attention(model, settings, notes)
     pictures += [saturation_picture(), sinusoid_picture(), rotation_picture()]
     if learned_PD is None:
         notes.append(
-            "Not here: learned positions. Train with --model.positions learned, and give that model by "
+            "Not here: learned positions. Train with --model.positions learned, and pass that model by "
             "--learned-model MODEL."
         )
     else:
@@ -107,7 +107,7 @@ def _learned_positions(model: DecodingModel | None, other: Path | None) -> np.nd
         found = learned.config.positions
         if found != _LEARNED:
             raise UserError(
-                f"--learned-model {other} has {found} positions: give a model that was trained with "
+                f"--learned-model {other} has {found} positions: use a model that was trained with "
                 "--model.positions learned"
             )
     if not isinstance(model, Transformer) or model.config.positions != _LEARNED:

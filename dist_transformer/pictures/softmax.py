@@ -108,7 +108,7 @@ def saturation_picture() -> Picture:
         ),
         alt=(
             "Three curves against the width of a head: largest weight, entropy and gradient norm of softmax. Scaled "
-            "scores give flat curves; the others saturate."
+            "scores yield flat curves; the others saturate."
         ),
         figure=figure,
     )

@@ -250,7 +250,7 @@ def _shared_folder(facts: Sequence[Facts]) -> Iterator[Check]:
             state="fail",
             found=f"rank 0 does not share files with rank {as_ranges([fact.rank for fact in blind])} "
             f"on {hosts_of(blind)}",
-            remedy="give a --run-dir on a disk that all nodes mount at the same path and can write to",
+            remedy="choose a --run-dir on a disk that all nodes mount at the same path and can write to",
         )
         return
     yield Check(name="run folder shared", found="rank 0 and all other ranks see each other's files")
@@ -280,7 +280,7 @@ def _data(facts: Sequence[Facts], *, verified: bool) -> Iterator[Check]:
                 name="data",
                 state="fail",
                 found=f"rank {fact.rank} on {fact.host}: {data.problem}",
-                remedy="give a folder made by dist-transformer prepare, at a path that all nodes see",
+                remedy="use a folder made by dist-transformer prepare, at a path that all nodes see",
             )
         elif len(hashes) > 1:
             yield Check(

@@ -82,7 +82,7 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
     _print_measures(config, records, device)
     say(check_table(checks))
     if failed(checks):
-        raise UserError("--test-mode: a check failed (FAIL above): do not start a long run before it passes")
+        raise UserError("a check of --test-mode failed, see FAIL above: do not start a long run before it passes")
 
 
 def _embedded_data(scratch: Path) -> Path:
@@ -232,7 +232,7 @@ def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: to
         nll < _HEART_SHARE * entropy,
         name="memorizes sentences",
         found=f"{split.info.pairs} sentences in {_HEART_STEPS} steps: nll {nll:.2f} (must be below "
-        f"{_HEART_SHARE * entropy:.2f}; knowing only how often each word occurs gives {entropy:.2f})",
+        f"{_HEART_SHARE * entropy:.2f}; word frequencies alone reach {entropy:.2f})",
     )
 
 

@@ -82,13 +82,13 @@ def read_run(run_dir: Path) -> MeasuredRun:
     config = settings_of(settings, run_dir / SETTINGS_FILE)
     starts, records = read_environments(run_dir), _train_records(run_dir)
     if not starts or not records:
-        raise UserError(f"{run_dir} has not trained yet: give a run folder with log lines and environment.json")
+        raise UserError(f"{run_dir} has not trained yet: use a run folder with log lines and environment.json")
     start, last = starts[-1], records[-1]
     gpus = start.get("gpus") or []
     kind = kind_of_device(str(gpus[0])) if gpus else CPU
     if kind is None:
         raise UserError(
-            f"{run_dir} was trained on {gpus[0]!r}, which is not in the GPU table: give a run on a GPU that --gpu knows"
+            f"{run_dir} was trained on {gpus[0]!r}, which is not in the GPU table: use a run on a GPU that --gpu knows"
         )
     world, hosts = int(start.get("world_size", 1)), int(start.get("hosts", 1))
     return MeasuredRun(
@@ -113,7 +113,7 @@ def _train_records(run_dir: Path) -> list[dict[str, Any]]:
     try:
         return read_records(run_dir, "train")
     except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir / 'metrics.jsonl'} cannot be read ({error}): give a run folder") from None
+        raise UserError(f"{run_dir / 'metrics.jsonl'} cannot be read ({error}): use a run folder") from None
 
 
 def _median(values: list[float]) -> float:

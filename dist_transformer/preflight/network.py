@@ -85,7 +85,7 @@ def _infiniband(facts: Sequence[Facts]) -> Iterator[Check]:
         state, remedy = "warn", "exclude the node that has less, or have its links checked (ibstat)"
     elif not any(port.is_active for port in facts[0].nccl.ports):
         state = "warn"
-        remedy = "NCCL uses TCP: if the nodes have InfiniBand, give the container access to /dev/infiniband"
+        remedy = "NCCL uses TCP: if the nodes have InfiniBand, open /dev/infiniband to the container"
     elif without := [fact for fact in facts if not fact.nccl.loads_verbs]:
         found = f"{found}, and libibverbs.so.1 cannot be loaded on {hosts_of(without)}"
         state, remedy = "fail", "install libibverbs1 and ibverbs-providers: without them NCCL uses TCP"

@@ -54,9 +54,9 @@ class Cluster:
         for name in ("nodes", "gpus", "job_hours", "network_gbit"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= _LARGEST:
-                raise UserError(f"--{name.replace('_', '-')} is {value}: give a number above 0, at most {_LARGEST:,}")
+                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be above 0 and at most {_LARGEST:,}")
         if not 0 < self.mfu <= 1:
-            raise UserError(f"--mfu is {self.mfu}: give a share of the peak, above 0 and at most 1")
+            raise UserError(f"--mfu is {self.mfu}: it must be a share of the peak, above 0 and at most 1")
 
     @property
     def world_size(self) -> int:

@@ -52,8 +52,8 @@ def joined(world: World, *, seconds: float) -> Iterator["Watch"]:
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(
-            f'"{watch.current}" failed on rank {world.rank} on {socket.gethostname()} ({reason:.200}): another rank '
-            "ended, or the network broke: read the output of all ranks"
+            f'"{watch.current}" failed on rank {world.rank} on {socket.gethostname()} ({reason:.200}), because another '
+            "rank ended or the network broke: read the output of all ranks"
         ) from error
     finally:
         watch.close()

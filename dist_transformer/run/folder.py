@@ -86,7 +86,7 @@ def open_run(
             describe=lambda error: (
                 str(error)
                 if isinstance(error, UserError)
-                else f"cannot write in {run_dir}: {error}: fix the folder, or choose another --run-dir"
+                else f"cannot write in {run_dir} ({error}): fix the folder, or choose another --run-dir"
             ),
         )
 
@@ -115,8 +115,8 @@ def open_run(
             reader = CheckpointReader(path)
             if (done := reader.state["step"]) > config.max_steps:
                 raise UserError(
-                    f"{run_dir} is at step {done:,}, beyond --max-steps {config.max_steps:,}: give more to continue, "
-                    "or another --run-dir"
+                    f"{run_dir} is at step {done:,}, beyond --max-steps {config.max_steps:,}: raise --max-steps to "
+                    "continue, or choose another --run-dir"
                 )
             before, rebuilt = settings_before(run_dir, path)
             described["init_from_sha256"] = before.get("init_from_sha256")
@@ -252,7 +252,7 @@ def recorded_threads(before: dict[str, Any], run_dir: Path) -> int | None:
     if found is None or (type(found) is int and 1 <= found <= MOST_THREADS):
         return found
     raise UserError(
-        f"{run_dir / SETTINGS_FILE}: threads is {found!r:.40}: write null or a number from 1 to {MOST_THREADS}"
+        f"threads in {run_dir / SETTINGS_FILE} is {found!r:.40}: write null or a number from 1 to {MOST_THREADS}"
     )
 
 
@@ -325,7 +325,7 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
         )
         if differing := next((name for name in names if theirs.get(name) != own.get(name)), None):
             raise UserError(
-                f"{path} is from another run than {run_dir}: it was trained with {differing} = "
+                f"{path} is from another run than {run_dir} and was trained with {differing} = "
                 f"{theirs.get(differing)!r}, not {own.get(differing)!r}: {remedy}"
             )
     elif state.get("run", run_identity(described)) != run_identity(described):
@@ -381,11 +381,11 @@ def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:
     given = " ".join(new)
     if old == new:
         return (
-            f"{run_dir} was trained on other data: --data {given} has changed since: restore the earlier data, or "
-            "choose another --run-dir"
+            f"--data {given} has changed since {run_dir} was trained on it: restore the earlier data, or choose "
+            "another --run-dir"
         )
     return (
-        f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: give the same data, which may "
+        f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: pass the same data, which may "
         "have moved, or choose another --run-dir"
     )
 

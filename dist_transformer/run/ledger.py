@@ -100,7 +100,7 @@ def read_ledger(path: Path, *, in_progress: bool = False) -> Iterator[dict[str, 
     """
     for number, entry in enumerate(follow_ledger(path, in_progress=in_progress), 1):
         if entry is None:
-            raise UserError(f"{path}, line {number}: the chain is broken: the file was edited or damaged")
+            raise UserError(f"the chain of {path} is broken at line {number}: the file was edited or damaged")
         yield entry
 
 
@@ -138,7 +138,7 @@ def prove(path: Path, steps: Collection[int], in_progress: bool) -> Proof:
         for record in left_out_records([entry]):
             is_sound = all(type(number) is int and number >= 0 for number in record.values())
             if not is_sound or len(proof.left_out) == _MOST_LEFT_OUT:
-                raise UserError(f"{path}, step {proof.steps}: left_out is not what a run writes: restore it")
+                raise UserError(f"left_out at step {proof.steps} in {path} is not what a run writes: restore it")
             proof.left_out.append(record)
             proof.shards.append(LeftOut(**{name: value for name, value in record.items() if name != "step"}))
     return proof

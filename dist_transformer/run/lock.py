@@ -21,9 +21,9 @@ def sole_training(
             "that started them), or choose another --run-dir"
         ),
         lost=(
-            f"{run_dir} is no longer held by this training: its lock file was removed or replaced, and another "
-            "training may have started there; nothing more is written: run this command again when no other training "
-            "uses the folder, and never remove the lock file of a running training"
+            f"lost the lock on {run_dir}, whose lock file was removed or replaced; another training may use the "
+            "folder, so nothing more is written: rerun this command when the folder is free, and never remove the lock "
+            "file of a running training"
         ),
         unlocked=(
             "make sure that no other run writes to this folder; if two do, the one that started first stops at its "

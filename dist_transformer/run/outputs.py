@@ -58,11 +58,11 @@ def claim_folder(out: Path | None, flag: str, inputs: Iterable[Input], *, beside
         require_usable(path)
         if len(os.fsencode(path.name)) > _LONGEST_NAME:
             raise UserError(
-                f"{flag}: the name {path.name[:40]}… has more than {_LONGEST_NAME} bytes, and files beside it need "
+                f"the name {path.name[:40]}… of {flag} has more than {_LONGEST_NAME} bytes, and files next to it need "
                 "longer names: shorten it"
             )
         if any(_is_same(path, each) for each in read):
-            raise UserError(f"{flag}: {path} is also an input of this command: choose another name")
+            raise UserError(f"{flag} {path} is also an input of this command: choose another name")
         _refuse_inside(path, flag)
 
 

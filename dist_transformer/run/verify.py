@@ -75,11 +75,10 @@ def verify_run(
         UserError: `run_dir` is not a run folder.
     """
     if not os.path.lexists(run_dir / SETTINGS_FILE):
-        raise UserError(f"{run_dir} is not a run folder (it has no {SETTINGS_FILE}): give the --run-dir of a training")
+        raise UserError(f"{run_dir} is not a run folder (it has no {SETTINGS_FILE}): use the --run-dir of a training")
     if os.path.lexists(run_dir / WEIGHTS_FILE):
         raise UserError(
-            f"{run_dir} is not a run folder but a model folder (it has {WEIGHTS_FILE}): "
-            "give the --run-dir of a training"
+            f"{run_dir} is not a run folder but a model folder (it has {WEIGHTS_FILE}): use the --run-dir of a training"
         )
     verification = _Verification(run_dir)
     if verification.in_progress:
@@ -255,7 +254,7 @@ class _Verification:
             raise UserError(f"{file} states step {stated!r}: {remedy}")
         part = "weight" if file.name.startswith("step") else "ema"
         if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
-            raise UserError(f"{file}: {name!r} differs from the checkpoint of the same step: {remedy}")
+            raise UserError(f"{file} differs in {name!r} from the checkpoint of the same step: {remedy}")
         if file.name not in weight_hashes(file.parent):
             raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
         if problem := weights_problem(file):
@@ -265,13 +264,13 @@ class _Verification:
         known = self._known_config()
         if len(places) != len(known.corpora.data):
             raise UserError(
-                f"the run was trained on {len(known.corpora.data)} data folder(s), not {len(places)}: give its --data"
+                f"the run was trained on {len(known.corpora.data)} data folder(s), not {len(places)}: pass its --data"
             )
         config = known.changed(data=tuple(places), cache_dir=cache_dir or known.corpora.cache_dir, on_bad_shard="skip")
         self._folders = open_folders(config.corpora)
         self._with_data = config
         if [sha256_of(folder.path / INDEX_FILE) for folder in self._folders] != self._described.get("data_sha256"):
-            raise UserError(f"{', '.join(places)} is not the data that the run was trained on: give its --data")
+            raise UserError(f"{', '.join(places)} is not the data that the run was trained on: pass its --data")
         for corpus, folder in enumerate(self._folders):
             # A left-out shard may be bad. If another epoch used it, `sentences` reads and verifies it.
             folder.verify(without={shard.shard for shard in self._left_out() if shard.corpus == corpus})
@@ -304,7 +303,7 @@ class _Verification:
         if wrong:
             raise UserError(
                 f"{len(wrong):,} of {proof.steps:,} steps, the first of them step {wrong[0]:,}, trained on other "
-                "sentences than the plan of this data gives"
+                "sentences than the plan of this data has"
             )
         assert planned is not None
         epoch = planned.step.epoch + 1

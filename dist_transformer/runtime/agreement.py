@@ -34,7 +34,7 @@ def require_agreement(stated: Mapping[str, Any]) -> None:
         return
     difference = first_difference(gather_objects((socket.gethostname(), statement)))
     raise UserError(
-        f"the ranks were started differently: {difference}: give all ranks the same command, code and libraries"
+        f"the ranks were started differently ({difference}): use the same command, code and libraries on all ranks"
     )
 
 

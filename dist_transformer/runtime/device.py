@@ -38,12 +38,12 @@ def find_device(name: str | None = None, world: World | None = None) -> torch.de
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", _gpu_of(world))
         elif device.type == "cuda" and world.size > 1:
-            raise UserError(f"--device {name} is one GPU, but there are {world.size} processes: give cpu or cuda")
+            raise UserError(f"--device {name} is one GPU, but there are {world.size} processes: use cpu or cuda")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): give cpu or cuda:0") from None
+        raise UserError(f"--device {name} cannot be used ({str(error).splitlines()[0]}): use cpu or cuda:0") from None
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} is not supported: give cpu or cuda:0")
+        raise UserError(f"--device {name} is not supported: use cpu or cuda:0")
     if device.type == "cuda":
         _choose_kernels()
     return device
@@ -62,7 +62,7 @@ def choose_precision(device: torch.device, wanted: Literal["bf16", "fp32"] | Non
         has_bf16 = multiplies_bf16(device)
         if wanted == "bf16" and not has_bf16:
             name = torch.cuda.get_device_name(device)
-            raise UserError(f"{name} has no bf16: give --precision fp32, or use a GPU of compute capability 8 or more")
+            raise UserError(f"{name} has no bf16: pass --precision fp32, or use a GPU of compute capability 8 or more")
     else:
         has_bf16 = torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))
     return wanted or ("bf16" if has_bf16 else "fp32")

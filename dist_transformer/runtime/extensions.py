@@ -30,7 +30,7 @@ def import_extension(name: str) -> None:
         except ModuleNotFoundError as error:
             if error.name != name.partition(".")[0] and error.name != name:
                 raise
-            raise UserError(f"--import {name}: there is no such module here: give its name or FILE.py") from None
+            raise UserError(f"--import {name} names no module here: pass the name of a module, or FILE.py") from None
         return
     file = Path(name).resolve()
     # The key is the whole path, so that a file with the name of a library does not replace the library.
@@ -39,7 +39,7 @@ def import_extension(name: str) -> None:
         return
     specification = importlib.util.spec_from_file_location(module_name, file)
     if not file.is_file() or specification is None or specification.loader is None:
-        raise UserError(f"--import {name}: there is no such file: check the path")
+        raise UserError(f"--import {name} does not exist: check the path")
     module = importlib.util.module_from_spec(specification)
     sys.modules[module_name] = module
     _note(file.name, module)

@@ -40,7 +40,7 @@ def share_cores():  # type: ignore[no-untyped-def]
         os.environ.pop("OMP_NUM_THREADS", None)
     elif not re.fullmatch(r"[0-9]{1,4}(,[0-9]+)*", threads) or not 1 <= int(threads.split(",")[0]) <= MOST_THREADS:
         shown = ascii(threads[:40])
-        sys.exit(f"error: OMP_NUM_THREADS is {shown}: give a number of threads, 1 to {MOST_THREADS}, or unset it")
+        sys.exit(f"error: OMP_NUM_THREADS is {shown}: set it to a number of threads, 1 to {MOST_THREADS}, or unset it")
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 

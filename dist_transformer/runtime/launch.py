@@ -1,5 +1,6 @@
 """Launchers: the commands that start this project's commands, and the variables that a launcher sets for its ranks."""
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -51,7 +52,7 @@ def environment_of_child() -> dict[str, str]:
 
 
 def environment_of_no_task() -> dict[str, str]:
-    """Give the environment of a child without this process's place in a launch, for the processes of a new launch.
+    """Return the environment of a child without this process's place in a launch, for the processes of a new launch.
 
     What describes the whole job stays, such as SLURM's job number and time limit.
     """
@@ -92,7 +93,7 @@ def take_values(words: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
         if word == flag or word.startswith(f"{flag}="):
             value = word.partition("=")[2] if "=" in word else next(rest, "")
             if not value:
-                raise UserError(f"{flag} has no value: give its value")
+                raise UserError(f"{flag} has no value: pass one after it")
             values.append(value)
         else:
             left.append(word)
@@ -107,10 +108,10 @@ def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]
     """
     values, left = take_values(words, flag)
     if len(values) > 1:
-        raise UserError(f"{flag} is given twice: give it once")
+        raise UserError(f"{flag} appears twice: pass it once")
     for value in values:
         if not value.isdecimal():
-            raise UserError(f"{flag} is {value!r}: give a number")
+            raise UserError(f"{flag} is {value!r}: it must be a number")
     return (int(values[0]) if values else None), left
 
 
@@ -161,7 +162,7 @@ def port_remedy() -> str:
     """Tell a user how to start again on a free port, in the syntax of this process's launcher."""
     # Only DeepSpeed's launcher sets CROSS_SIZE. torchrun holds the port itself, or chooses it.
     flag = "deepspeed --master_port " if "CROSS_SIZE" in os.environ else "MASTER_PORT="
-    return f"give another one, such as {flag}{free_port()}"
+    return f"use another one, such as {flag}{free_port()}"
 
 
 def number_in(name: str) -> int | None:
@@ -194,6 +195,17 @@ def needs_mpi() -> bool:
         return mpi_tasks() > 1
     # PMIx does not put the world size into the environment; for a step of srun, SLURM does.
     return "PMIX_RANK" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+
+def has_gpu() -> bool:
+    """Ask the CUDA driver for a GPU that this process may use; for commands that do without torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    # 0 is success.
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 def load_mpi() -> ModuleType:
@@ -250,7 +262,9 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     try:
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
-        raise UserError(f"the command above took more than {seconds:.0f} s: give it more time or less work") from None
+        raise UserError(
+            f"the command above took more than {seconds:.0f} s: allow more time, or choose less work"
+        ) from None
     if status < 0:
         name = signal.Signals(-status).name
         raise UserError(f"the command above was ended by {name}: SIGKILL mostly means that memory ran out")

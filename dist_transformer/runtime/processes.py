@@ -39,7 +39,7 @@ def run_processes(count: int, words: Sequence[str], check: Callable[[], object] 
         UserError: `count` is below 1 or above 1,024, or this process is one of several ranks already.
     """
     if not 1 <= count <= MOST_PROCESSES:
-        raise UserError(f"--processes is {count}: give 1 to {MOST_PROCESSES:,}")
+        raise UserError(f"--processes is {count}: it must be 1 to {MOST_PROCESSES:,}")
     require_no_launch("--processes")
     check()
     environment = {

@@ -336,7 +336,7 @@ def _find_missing(store: dist.Store, world: World, patience: timedelta, began: f
             present.setdefault(host_of(store, rank), []).append(rank)
     here = ", ".join(f"{as_ranges(ranks)} on {host}" for host, ranks in present.items())
     return (
-        f"rank {as_ranges(missing)} of {world.size} did not join in {_duration(began)} (here: {here}): look in the "
+        f"rank {as_ranges(missing)} of {world.size} did not join in {_duration(began)} (this is {here}): look in the "
         f"logs why they have not started, and check that their nodes reach {':'.join(map(str, _address()))}"
     )
 

@@ -80,7 +80,7 @@ def choose_model(models: Sequence[ServedModel], request: BatchRequest) -> Served
         dict.fromkeys(f"{model.info.source_language} to {model.info.target_language}" for model in models)
     )
     if fitting:
-        raise UserError(f"the source auto could be several languages: give one, because there is {directions}")
+        raise UserError(f"the source auto could be several languages: set one, because there is {directions}")
     raise UserError(f"no model translates from this source to this target: there is {directions}")
 
 

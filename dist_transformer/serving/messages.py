@@ -114,7 +114,9 @@ def _checked_text(text: object, max_characters: int) -> str:
     if not isinstance(text, str):
         raise UserError("text must be a string")
     if len(text) > max_characters:
-        raise UserError(f"the text has {len(text):,} characters and {max_characters:,} are allowed: give a shorter one")
+        raise UserError(
+            f"the text has {len(text):,} characters, and at most {max_characters:,} are allowed: send a shorter one"
+        )
     line = checked_line(text)
     if not line.strip():
         raise UserError(NO_TEXT)

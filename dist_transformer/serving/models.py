@@ -154,10 +154,10 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
         raise UserError(f"tokens holds an id that is not in the vocabulary of {config.output_size:,}: translate again")
     longest = min(LONGEST_MAP, config.max_positions)
     if max(len(source), len(target)) >= longest:
-        raise UserError(f"attention is shown for up to {longest - 1} word pieces: give a shorter sentence")
+        raise UserError(f"attention is shown for up to {longest - 1} word pieces: use a shorter sentence")
     count = model.describe()["layers"][request.kind]
     if request.layer >= count:
-        raise UserError(f"layer is {request.layer}: give 0 to {count - 1}")
+        raise UserError(f"layer is {request.layer}: it must be 0 to {count - 1}")
     maps_LHTS = _of_kind(attention_maps(model.translator.model, source, target), request.kind)
     weights_HTS = maps_LHTS[request.layer].double()
     if not weights_HTS.isfinite().all():

@@ -74,13 +74,13 @@ def open_socket(host: str, port: int) -> socket.socket:
         UserError: the port is taken or not allowed, or the address is not this machine's.
     """
     if not 0 <= port < 1 << 16:
-        raise UserError(f"--port is {port}: give 1 to {(1 << 16) - 1:,}, or 0 for any free port")
+        raise UserError(f"--port is {port}: it must be 1 to {(1 << 16) - 1:,}, or 0 for any free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise UserError(
-            f"--host {host} is not an address ({error}): give 127.0.0.1, or an address of this machine"
+            f"--host {host} is not an address ({error}): use 127.0.0.1, or an address of this machine"
         ) from None
     try:
         # Allow the port of a server that has just ended.
@@ -91,7 +91,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         listening.close()
         reason = error.strerror or str(error)
         raise UserError(
-            f"port {port} of {host} is not available ({reason}): give another one, such as --port {free_port()}"
+            f"port {port} of {host} is not available ({reason}): use another one, such as --port {free_port()}"
         ) from None
     return listening
 
@@ -222,7 +222,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         sentence = f"{MOST_WAITING} requests are already waiting: try again in a moment"
         response = _error(503, sentence, {"Retry-After": "5"})
     except web.HTTPRequestEntityTooLarge as error:
-        response = _error(error.status, "the request is too long: give a shorter text")
+        response = _error(error.status, "the request is too long: send a shorter text")
     except web.HTTPException as error:
         # A 405 response must list the allowed methods, and a 415 response may list encodings.
         named = {name: error.headers[name] for name in ("Allow", "Accept-Encoding") if name in error.headers}

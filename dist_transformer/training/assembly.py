@@ -299,8 +299,8 @@ def rate_cautions(config: TrainConfig, origin: CheckpointReader) -> Iterator[str
         old, new = (learning_rate(update, each) for each in (settings_of(described, origin.path), config))
         if abs(new - old) > _LARGEST_JUMP * old:
             yield (
-                f"warning: the changed settings continue at a learning rate of {new:.3g}, the old ones at {old:.3g}: "
-                "if that is not meant, restore the settings, or give --optimizer.schedule constant with the rate as "
+                f"warning: the changed settings continue at a learning rate of {new:.3g}, the old ones at {old:.3g}; "
+                "if that is not meant, restore the settings, or pass --optimizer.schedule constant and the rate as "
                 "--optimizer.peak-lr"
             )
 

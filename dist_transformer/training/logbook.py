@@ -189,7 +189,7 @@ class Logbook:
             describe=lambda error: (
                 str(error)
                 if isinstance(error, UserError)
-                else f"cannot write in {self.config.run_dir}: {error}: free space or fix the folder; "
+                else f"cannot write in {self.config.run_dir} ({error}): free space or fix the folder; "
                 "the run resumes from its last checkpoint"
             ),
         )

@@ -260,7 +260,7 @@ class Trainer:
             )
         if progress.skipped_in_a_row >= self.config.max_skipped_steps:
             raise UserError(
-                f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last: step "
+                f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last at step "
                 f"{progress.step}): lower the learning rate, or resume with --precision fp32 from the last checkpoint"
             )
 

@@ -97,38 +97,44 @@ def test_attention_has_the_pieces_of_its_rows_and_columns(model: TrainedModel) -
 def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path, tmp_path: Path) -> None:
     long = "dog " * 5000
     cases = [
-        (lambda: model.score("a", ["b"]), "src is a text: give a list of lines"),
-        (lambda: model.score(["a"], []), "src has 1 lines and tgt 0: give equally many"),
+        (lambda: model.score("a", ["b"]), "src is a string: pass a list of lines"),
+        (lambda: model.score(["a"], []), r"src and tgt must have the same number of lines \(1 and 0\)"),
         (lambda: model.attention("a", long), "the model has room for"),
         (lambda: model.translate(["a"], nbest=0), "nbest"),
-        (lambda: model.translate(["a"], split_over=0), "split_over is 0: give a number of tokens above 0, or no"),
-        (lambda: dist_transformer.load(model_folder, precision="fp8"), "precision is 'fp8': give fp32 or bf16"),
+        (lambda: model.translate(["a"], split_over=0), "split_over is 0: it must be a number of tokens above 0, or no"),
+        (lambda: dist_transformer.load(model_folder, precision="fp8"), "precision is 'fp8': it must be fp32 or bf16"),
         (lambda: dist_transformer.load(model_folder, device="tpu"), "--device tpu cannot be used"),
         (lambda: api.prepare(out=tmp_path / "d", src="a", tgt="b", vocabsize=9), "did you mean vocab_size?"),
         (lambda: api.prepare(out=tmp_path / "d", vocab_size=500), "there is no text to prepare"),
         (
             lambda: api.train(data="d", run_dir="r", max_step=3),
-            "train: max_step is not a setting here: did you mean max_steps?",
+            "in train, max_step is not a setting here: did you mean max_steps?",
         ),
         (lambda: api.train(data="d", run_dir="r", batch_size=3, gpus=2), "for batch_size use batch.target_tokens_per_"),
-        (lambda: api.train(data="d", run_dir="r", gpus=2), "train: gpus is not a setting here: use processes N"),
+        (lambda: api.train(data="d", run_dir="r", gpus=2), "in train, gpus is not a setting here: use processes N"),
         (
             lambda: api.prepare(out=tmp_path / "d", src_lang="de"),
-            "prepare: src_lang is not a setting here: use source_",
+            "in prepare, src_lang is not a setting here: use source_",
         ),
-        (lambda: api.average(out=tmp_path / "m", inputs=["a"]), "average: inputs is not a setting here: use check"),
+        (lambda: api.average(out=tmp_path / "m", inputs=["a"]), "in average, inputs is not a setting here: use check"),
         (
             lambda: api.evaluate(model="m", src="a", ref="b", beam_size=3),
-            "evaluate: beam_size is not a setting here: use",
+            "in evaluate, beam_size is not a setting here: use",
         ),
-        (lambda: model.translate(["a"], beam_size=3), "translate: beam_size is not a setting here: use beam"),
-        (lambda: model.score(src=["a"], target=["b"]), "score: target is not a setting here: use tgt"),
-        (lambda: dist_transformer.load(model_folder, gpu=0), "load: gpu is not a setting here: use device"),
+        (lambda: model.translate(["a"], beam_size=3), "in translate, beam_size is not a setting here: use beam"),
+        (lambda: model.score(src=["a"], target=["b"]), "in score, target is not a setting here: use tgt"),
+        (lambda: dist_transformer.load(model_folder, gpu=0), "in load, gpu is not a setting here: use device"),
         (lambda: api.train(data="d", run_dir="r", preset="huge"), "huge"),
-        (lambda: api.average(out=tmp_path / "m", run_dir="r", last=1, best=1), "give last or best, not both"),
+        (
+            lambda: api.average(out=tmp_path / "m", run_dir="r", last=1, best=1),
+            "last and best exclude each other: pass one of them",
+        ),
         (lambda: api.average(out=tmp_path / "m", last=2), "run_dir is missing"),
         (lambda: api.average(out=tmp_path / "m", last=2, checkpoints=["a"]), "leave run_dir, last"),
-        (lambda: api.average(out=tmp_path / "m", run_dir="r", best=2, every=1.0), "give it with last alone"),
+        (
+            lambda: api.average(out=tmp_path / "m", run_dir="r", best=2, every=1.0),
+            "every needs last: pass last, or leave every out",
+        ),
         (lambda: api.evaluate(model=model_folder, src=tmp_path / "absent", ref="b"), "absent"),
     ]
     for call, said in cases:

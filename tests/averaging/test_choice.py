@@ -221,6 +221,6 @@ def test_a_measure_of_a_strange_run_is_refused(run: Path, best_by: object) -> No
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**settings, "best_by": best_by}))
     with pytest.raises(
-        UserError, match=r"config\.json: best_by must be one of nll, bleu, chrf, ter, command, not .*: use --by"
+        UserError, match=r"^best_by in \S*config\.json must be one of nll, bleu, chrf, ter, command, not .*: use --by"
     ):
         best_weights(run, 1)

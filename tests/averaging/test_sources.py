@@ -185,33 +185,36 @@ def empty_folder(run: Path) -> Path:
     [
         (other_model, r"has another model configuration \(ffn_width 32, not 16\) than .*average one run's weights"),
         (other_setting, r"has another model configuration \(activation 'gelu', not 'relu'\) than"),
-        (other_shape, r"'embedding' has the shape \(259, 8\), but its model has \(260, 8\): leave it out, or restore"),
+        (
+            other_shape,
+            r"holds 'embedding' in the shape \(259, 8\), but its model has \(260, 8\): leave it out, or restore",
+        ),
         (missing_tensor, "lacks 'embedding', a parameter of its model: leave it out, or restore it"),
         (extra_tensor, "holds 'surplus', which is not a parameter of its model: leave it out, or restore it"),
-        (half_precision, "'embedding' is stored as BF16, but weights must be F32: leave it out, or restore it"),
+        (half_precision, "stores 'embedding' as BF16, but weights must be F32: leave it out, or restore it"),
         (other_tags, r"was trained on other data \(en-de <2de>, not en-de\) than .*average one run's"),
         (other_corpus, r"was trained on other data \(corpus 'wmt14', not 'hand-written'\) than .*average one run's"),
         (other_seed, r"is from another run \(seed, batch or data\) than .*average one run's weights"),
-        (plain_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: give .safetensors"),
+        (plain_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors"),
         (torch_pickle, "is a pickle"),
         (torch_pickle_named_bin, "is a pickle"),
         (torch_pickle_named_safetensors, "cannot be read .*leave it out, or restore it"),
         (folder_of_no_step, "has no training step"),
-        (step_that_is_no_number, "source_language must be str, not 5"),
+        (step_that_is_no_number, "source_language in .* must be str, not 5"),
         (other_tokenizer, "was trained with another tokenizer than .*average one run's weights"),
-        (damaged_checkpoint, "is damaged: .*choose another checkpoint"),
+        (damaged_checkpoint, r"is damaged \(.*\): choose another checkpoint"),
         (forged_state, "state.json cannot be read as JSON .*choose another checkpoint"),
         (
             lambda run: forged_state(run, b"[]"),
             "state.json must hold a JSON object, not list: choose another checkpoint",
         ),
-        (truncated_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
+        (truncated_file, r"is damaged \(its SHA-256 is not what SHA256SUMS states\): leave it out, or restore it"),
         (truncated_before_it_was_hashed, "cannot be read as safetensors .*leave it out, or restore it"),
-        (flipped_file, "is damaged: its SHA-256 is not what SHA256SUMS states: leave it out, or restore it"),
-        (flipped_model, "is damaged: its SHA-256 is not what config.json states: write the folder again"),
-        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: give weight files in"),
+        (flipped_file, r"is damaged \(its SHA-256 is not what SHA256SUMS states\): leave it out, or restore it"),
+        (flipped_model, r"is damaged \(its SHA-256 is not what config.json states\): write the folder again"),
+        (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: use weight files in"),
         (text_file, "cannot be read .*leave it out, or restore it"),
-        (foreign_file, "is not a weight file of a run: give files of RUN/weights"),
+        (foreign_file, "is not a weight file of a run: use files of RUN/weights"),
         (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"title": "another model"}), "is not a weight file of a run"),
         (lambda run: foreign_file(run, {"model": "[]"}), "foreign.safetensors"),
@@ -289,7 +292,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_file(
     good = [save(run, 1), save(run, 2)]
     for order in ([bad, *good], [good[0], bad, good[1]], [*good, bad]):
         with pytest.raises(
-            UserError, match="embedding holds numbers that are not finite: leave this one out"
+            UserError, match="has numbers in embedding that are not finite: leave this one out"
         ) as refused:
             average(order, tmp_path / "out")
         assert str(refused.value).startswith(str(bad))
@@ -302,7 +305,7 @@ def test_a_source_given_twice_is_refused(run: Path, tmp_path: Path, monkeypatch:
     link = tmp_path / "link"
     link.symlink_to(run / "weights")
     for again in (first, Path("weights") / first.name, link / first.name):
-        with pytest.raises(UserError, match="is given twice: name each source once") as refused:
+        with pytest.raises(UserError, match="is listed twice: name each source once") as refused:
             average([first, second, again], tmp_path / "out")
         assert str(refused.value).startswith(str(again))
 

@@ -20,11 +20,11 @@ def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp
     text = read_test_set(*validation_text(tmp_path))
     assert (text.sources, *text.references) == toy_data.valid_text()
     settings.write_text(json.dumps({"data": [str(toy_data.path)], "data_sha256": [sha256[::-1]]}))
-    with pytest.raises(UserError, match=r"is not the one that .* was trained on: give --src and --ref"):
+    with pytest.raises(UserError, match=r"is not the one that .* was trained on: pass --src and --ref"):
         validation_text(tmp_path)
     for place in ("s3://bucket/data", str(tmp_path / "gone")):
         settings.write_text(json.dumps({"data": [place], "data_sha256": [sha256]}))
-        with pytest.raises(UserError, match=f"validated on text of {place}, which is not available: give --src and"):
+        with pytest.raises(UserError, match=f"validated on text of {place}, which is not available: pass --src and"):
             validation_text(tmp_path)
 
 
@@ -32,12 +32,12 @@ def test_settings_and_data_that_cannot_be_read(tmp_path: Path) -> None:
     settings = tmp_path / "config.json"
     for lost in ({}, {"data": ["x"]}, {"data": ["x"], "data_sha256": []}, {"data": "x", "data_sha256": "y"}):
         settings.write_text(json.dumps(lost))
-        with pytest.raises(UserError, match=r"config\.json does not name the training data: give --src and --ref"):
+        with pytest.raises(UserError, match=r"config\.json does not name the training data: pass --src and --ref"):
             validation_text(tmp_path)
     (tmp_path / "data").mkdir()
     os.mkfifo(tmp_path / "data" / "index.json")
     settings.write_text(json.dumps({"data": [str(tmp_path / "data")], "data_sha256": [""]}))
-    with pytest.raises(UserError, match=r"index\.json cannot be read \(it is a pipe or .*: give --src and --ref"):
+    with pytest.raises(UserError, match=r"index\.json cannot be read \(it is a pipe or .*: pass --src and --ref"):
         validation_text(tmp_path)
 
 

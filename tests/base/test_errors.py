@@ -53,9 +53,9 @@ def test_an_error_of_the_system_is_shown_without_its_number(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "error: memory is short (MemoryError): give smaller sizes or batches"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes.\nmore"), "memory: 7 bytes.): give smaller"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "(CUDA out of memory): give smaller sizes"),
+        (MemoryError(), "error: out of memory (MemoryError): use smaller sizes or batches"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes.\nmore"), "memory: 7 bytes.): use smaller"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "(CUDA out of memory): use smaller sizes"),
     ],
 )
 def test_memory_that_is_short_is_one_sentence(

@@ -40,9 +40,7 @@ def test_what_the_library_wrote_is_read(way: Open, tmp_path: Path) -> None:
     for first, end in ((0, 7), (2, 5), (6, 7), (3, 3)):
         assert torch.equal(file.rows("matrix", first, end), TENSORS["matrix"][first:end])
     assert file.dtype("half") == "BF16"
-    with pytest.raises(
-        UserError, match=r"t\.safetensors: 'half' is stored as BF16, but weights must be F32: restore it"
-    ):
+    with pytest.raises(UserError, match=r"t\.safetensors stores 'half' as BF16, but weights must be F32: restore it"):
         file.tensor("half")
 
 

@@ -86,7 +86,7 @@ def test_one_flipped_bit_is_found(read: object, file: Path) -> None:
         overwrite(file, place, bytes([CONTENT[place] ^ 1]))
         with pytest.raises(UserError) as caught:
             read(file, stated())
-        assert str(caught.value) == f"{file} is damaged: its SHA-256 is not what SUMS states: restore it"
+        assert str(caught.value) == f"{file} is damaged (its SHA-256 is not what SUMS states): restore it"
         overwrite(file, place, CONTENT[place : place + 1])
     file.unlink()
     with pytest.raises(UserError, match=re.escape(f"{file} cannot be read (No such file or directory): restore it")):

@@ -31,6 +31,7 @@ from benchmarks.suite import (
 )
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.flags import parse_training
+from dist_transformer.runtime.launch import own_command
 from tests.conftest import ROOT, run_command
 
 
@@ -176,7 +177,7 @@ def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     out = ["--out", tmp_path, "--work", tmp_path / "work"]
     said = run_command(sys.executable, "tools/bench.py", *out)
     remedy = f"name the folder of corpora with --data or {CORPORA}"
-    assert said == f"nothing is measured, because no corpus is given: {remedy}\n"
+    assert said == f"nothing is measured, because there is no corpus: {remedy}\n"
     said = run_command(sys.executable, "tools/gpu_check.py", *out)
     assert said == "nothing is checked, because there is no GPU here\n"
     assert list(tmp_path.iterdir()) == []
@@ -196,16 +197,17 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
 
     def parse(self: Suite, tool: str, *words: object) -> None:
         """Instead of running it."""
-        if tool in ("prepare_data.py", "average_checkpoints.py"):
+        if tool in ("prepare", "average"):
             return
-        assert tool == "benchmark.py"
+        assert tool == "tools/benchmark.py"
         monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
         parsed.append(benchmark.parse_arguments(None, benchmark.MEASURES))
         parsed[-1].json.write_text("{}")
 
     def train(command: list[object], **_: object) -> str:
-        assert command[1:3] == ["-m", "dist_transformer.train"]
-        trained.append(parse_training([str(word) for word in command[3:]], prog="train")[0])
+        start = own_command("train")
+        assert command[: len(start)] == start
+        trained.append(parse_training([str(word) for word in command[len(start) :]], prog="train")[0])
         return ""
 
     monkeypatch.setattr(Suite, "run", parse)

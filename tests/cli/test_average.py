@@ -276,40 +276,41 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
     assert not (tmp_path / "alone").exists()
 
 
-NO_RUN = "give --run-dir or --checkpoints: --last, --best and --sweep choose among the files of a run"
+MANY = "--last, --best, --sweep and --checkpoints exclude each other: pass at most one of them"
+NO_RUN = "pass either --run-dir or --checkpoints; --last, --best and --sweep choose among the files of a run"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--run-dir r --last 2 --best 2", "give at most one of --last, --best, --sweep and --checkpoints"),
-        ("--run-dir r --last 2 --sweep 2", "give at most one of --last, --best, --sweep and --checkpoints"),
-        ("--last 2 --checkpoints a", "give at most one of --last, --best, --sweep and --checkpoints"),
+        ("--run-dir r --last 2 --best 2", MANY),
+        ("--run-dir r --last 2 --sweep 2", MANY),
+        ("--last 2 --checkpoints a", MANY),
         ("--best 2", NO_RUN),
         ("--run-dir r --checkpoints a", NO_RUN),
         ("--run-dir r", "r/weights has no weight files: train first, or check --run-dir"),
-        ("--run-dir r --every 2", "--every spaces the last weight files: give it with --last or --sweep alone"),
-        ("--run-dir r --last 2 --by nll", "--by nll needs --best: give --best, or leave --by out"),
-        ("--run-dir r --last 0", "--last is 0: give a number above 0"),
-        ("--run-dir r --best 0", "--best is 0: give a number above 0"),
-        ("--run-dir r --best", "--best is N: give a number above 0"),
+        ("--run-dir r --every 2", "--every works only with --last or a --sweep of the last files: leave --every out"),
+        ("--run-dir r --last 2 --by nll", "--by nll needs --best: pass --best, or leave --by out"),
+        ("--run-dir r --last 0", "--last is 0: it must be a whole number above 0"),
+        ("--run-dir r --best 0", "--best is 0: it must be a whole number above 0"),
+        ("--run-dir r --best", "--best is N: it must be a whole number above 0"),
         ("--run-dir r --best 2 --sweep 1,2", "--best 2 with --sweep has two numbers: leave that of --best out"),
-        ("--run-dir r --sweep 1,x", "--sweep is x: give a number above 0; separate several by commas"),
-        ("--run-dir r --sweep 1,0", "--sweep is 0: give a number above 0; separate several by commas"),
-        ("--run-dir r --last 2 --every 0", "--every is 0.0: give minutes above 0"),
+        ("--run-dir r --sweep 1,x", "--sweep is x: it must be a whole number above 0; separate several by commas"),
+        ("--run-dir r --sweep 1,0", "--sweep is 0: it must be a whole number above 0; separate several by commas"),
+        ("--run-dir r --last 2 --every 0", "--every is 0.0: it must be a number of minutes above 0"),
         (
             "--run-dir r --best 2 --every 10",
-            "--every spaces the last weight files: give it with --last or --sweep alone",
+            "--every works only with --last or a --sweep of the last files: leave --every out",
         ),
-        ("--run-dir r --last 2 --src a", "--src and --ref are the dev set of --sweep: give both with it, or neither"),
+        ("--run-dir r --last 2 --src a", "--src and --ref are the dev set of --sweep: pass both with it, or neither"),
         (
             "--run-dir r --last 2 --src a --ref b",
-            "--src and --ref are the dev set of --sweep: give both with it, or neither",
+            "--src and --ref are the dev set of --sweep: pass both with it, or neither",
         ),
-        ("--run-dir r --last 2 --beam 5", "--beam needs --sweep: give --sweep, or leave --beam out"),
-        ("--checkpoints a --device cpu", "--device needs --sweep: give --sweep, or leave --device out"),
-        ("--checkpoints a --precision bf16", "--precision needs --sweep: give --sweep, or leave --precision out"),
-        ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: give both with it, or neither"),
+        ("--run-dir r --last 2 --beam 5", "--beam needs --sweep: pass --sweep, or leave --beam out"),
+        ("--checkpoints a --device cpu", "--device needs --sweep: pass --sweep, or leave --device out"),
+        ("--checkpoints a --precision bf16", "--precision needs --sweep: pass --sweep, or leave --precision out"),
+        ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: pass both with it, or neither"),
     ],
 )
 def test_the_tool_says_in_one_sentence_what_is_wrong(

@@ -37,9 +37,9 @@ def test_every_command_has_a_module_and_every_module_a_command() -> None:
     [
         (["trian"], "'trian' is not a command: did you mean train?"),
         (["xyz"], "'xyz' is not a command: see dist-transformer --help"),
-        (["train", "--processes", "two"], "--processes is 'two': give a number"),
-        (["train", "--processes", "0"], "--processes is 0: give 1 to 1,024"),
-        (["translate", "--processes", "1000000000000"], "--processes is 1000000000000: give 1 to 1,024"),
+        (["train", "--processes", "two"], "--processes is 'two': it must be a number"),
+        (["train", "--processes", "0"], "--processes is 0: it must be 1 to 1,024"),
+        (["translate", "--processes", "1000000000000"], "--processes is 1000000000000: it must be 1 to 1,024"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], said: str) -> None:
@@ -212,7 +212,7 @@ def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Pat
 
 def test_a_closed_input_is_named_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="standard input is closed: give it a text"):
+    with pytest.raises(UserError, match="standard input is closed: redirect a text to it"):
         run(["translate", "--model", str(tmp_path / "none")])
 
 

@@ -180,11 +180,11 @@ def test_hypotheses_without_a_model(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--src a", "give one of --model and --hypotheses"),
-        ("--model m --hypotheses h", "give one of --model and --hypotheses"),
-        ("--model m", "--model needs a text to translate: give it with --src"),
+        ("--src a", "pass either --model or --hypotheses"),
+        ("--model m --hypotheses h", "pass either --model or --hypotheses"),
+        ("--model m", "--model needs a text to translate: pass it with --src"),
         ("--model m --src a --tgt-lang de", "--tgt-lang is for --hypotheses, and a model has its own: leave it"),
-        ("--hypotheses h", "--hypotheses do not state their language: give it with --tgt-lang, such as de"),
+        ("--hypotheses h", "--hypotheses do not state their language: pass it with --tgt-lang, such as de"),
         ("--hypotheses h --tgt-lang de --src a", "--src is for --model: leave it out with --hypotheses"),
         (
             "--hypotheses h --tgt-lang de --split-over 9",

@@ -148,7 +148,7 @@ def test_an_output_that_would_replace_something_is_refused(
 
 def test_files_beside_an_output_replace_nothing_either(places: dict[str, Path]) -> None:
     words = f"--model {places['model']} --src {places['src']} --ref {places['ref']} --json ref.json"
-    with pytest.raises(UserError, match=r"--json: ref\.hypotheses\.txt is also an input of this command"):
+    with pytest.raises(UserError, match=r"--json ref\.hypotheses\.txt is also an input of this command"):
         run(["evaluate", *words.split()])
 
 
@@ -161,5 +161,5 @@ def test_what_is_new_or_of_nobody_may_be_written(places: dict[str, Path]) -> Non
 
 def test_a_name_without_room_for_files_beside_it_is_refused() -> None:
     claim_folder(Path("a" * 205), "--out", [])
-    with pytest.raises(UserError, match=r"--out: the name a{40}… has more than 205 bytes"):
+    with pytest.raises(UserError, match=r"the name a{40}… of --out has more than 205 bytes"):
         claim_folder(Path("a" * 206), "--out", [])

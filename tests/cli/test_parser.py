@@ -12,11 +12,11 @@ from dist_transformer.cli.parser import make_parser
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--model a --model b", "--model is given twice"),
-        ("--model=a --model=a", "--model is given twice"),
-        ("-m a --model b", "--model is given twice"),
-        ("--src a b --src c", "--src is given twice: give it once, with all its values"),
-        ("--folder a --folder b", "--folder is given twice"),
+        ("--model a --model b", "--model appears twice"),
+        ("--model=a --model=a", "--model appears twice"),
+        ("-m a --model b", "--model appears twice"),
+        ("--src a b --src c", "--src appears twice: pass it once, with all its values"),
+        ("--folder a --folder b", "--folder appears twice"),
     ],
 )
 def test_a_flag_that_is_given_twice_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_lines_of_several_sentences_are_split_as_the_flag_says(
         assert [said.startswith(note) for said in done.stderr.splitlines()] == [True] * bool(note)
     for value in ("0", "-1", "some", "1.5"):
         assert translate(trained, lines, "--split-over", value).stderr.splitlines() == [
-            f"error: split_over is {value!r}: give a number of tokens above 0, or no"
+            f"error: split_over is {value!r}: it must be a number of tokens above 0, or no"
         ]
 
 
@@ -122,7 +122,7 @@ def test_a_run_folder_in_place_of_its_model(model_folder: Path, tmp_path: Path) 
     done = translate(run, "good\n")
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: {run} is not a model folder (it has no config.json): give the model folder in it, {run / 'model'}\n"
+        f"error: {run} is not a model folder (it has no config.json): use the model folder in it, {run / 'model'}\n"
     )
 
 
@@ -163,7 +163,7 @@ def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lin
         (b"good\nbad \xff\n", (), "error: standard input line 2 is not UTF-8"),
         (b"good\n", ("--beam", "0"), "error: beam_size is 0"),
         (b"good\n", ("--device", "abacus"), "error: --device abacus cannot be used"),
-        (b"good\n", ("--device", "meta"), "error: --device meta is not supported: give cpu or cuda:0"),
+        (b"good\n", ("--device", "meta"), "error: --device meta is not supported: use cpu or cuda:0"),
     ],
 )
 def test_bad_input_is_one_sentence(model_folder: Path, text: bytes, options: tuple[str, ...], message: str) -> None:

@@ -121,7 +121,7 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     statuses, said = end(start(model_folder, files, shared, "--beam", "2", ranks=2))
     assert statuses == [1, 1], said
     assert said.splitlines() == [
-        f"error: {shared}.parts was started with --beam 4, not 2: give what it was started with to resume it, or "
+        f"error: {shared}.parts was started with --beam 4, not 2: use the same settings and files to resume it, or "
         "remove that folder to start again"
     ]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -177,13 +177,13 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--input", "a"], "--input is given without --output: give both"),
-        (["--output", "a"], "--output is given without --input: give both"),
+        (["--input", "a"], "--input needs --output: pass both"),
+        (["--output", "a"], "--output needs --input: pass both"),
         (["--input", "none.en", "--output", "a"], "none.en does not exist: check the name"),
         (["--input", "none*.en", "--output", "a"], '--input "none*.en" matches no file'),
-        (["--format", "tsv"], "--format needs --nbest: give --nbest K, or leave --format out"),
+        (["--format", "tsv"], "--format needs --nbest: pass --nbest K, or leave --format out"),
         (["--top-k", "3"], "--top-k needs --sample: add --sample, or leave --top-k out"),
-        (["--sample", "--temperature", "0"], "temperature is 0.0: give a number above 0"),
+        (["--sample", "--temperature", "0"], "temperature is 0.0: it must be above 0"),
         (["--sample", "--noise"], "--sample draws translations and --noise needs a search: leave one of them out"),
         (["--epsilon", "0.1"], "--epsilon needs --sample or --mbr: add one of them"),
         (["--utility", "bleu"], "--utility is for --mbr: add --mbr N, or leave --utility out"),
@@ -198,7 +198,7 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--sample", "--nbest", "0"], "the number of samples is 0: set 1 or more"),
         (["--sample", "--distinct"], "--distinct compares several samples of a line: set their number with --nbest"),
         (["--nbest", "2", "--noise"], "noise is added to the best translation alone"),
-        (["--chunk-lines", "0"], "--chunk-lines is 0: give 1 or more"),
+        (["--chunk-lines", "0"], "--chunk-lines is 0: it must be 1 or more"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(

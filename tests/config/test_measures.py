@@ -19,22 +19,22 @@ def test_a_command_is_split_as_a_shell_would() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"best_by": "chrf", "validate_sentences": 0}, "best_by is 'chrf': chrF needs sentences: set validate_sen"),
+        ({"best_by": "chrf", "validate_sentences": 0}, "best_by is 'chrf', and chrF needs sentences: set valid"),
         ({"best_by": "command"}, "best_by is 'command': set validation_command, the program that computes it"),
         (
             {"validation_command": "comet '{hypothesis}"},
-            'validation_command is "comet \'{hypothesis}": it cannot be split into words (No closing quotation): close',
+            'validation_command is "comet \'{hypothesis}", which cannot be split into words (No closing quotation): cl',
         ),
         (
             {"validation_command": "comet {source}"},
-            "validation_command is 'comet {source}': it has no word with {hypothesis}: write {hypothesis} where",
+            "validation_command is 'comet {source}' and has no word with {hypothesis}: write {hypothesis} where",
         ),
-        ({"validation_command": ""}, "validation_command is '': it has no word with {hypothesis}: write"),
+        ({"validation_command": ""}, "validation_command is '' and has no word with {hypothesis}: write"),
         (
             {"validation_command": "comet {hypothesis}", "validate_sentences": 0},
-            "validation_command is 'comet {hypothesis}': it needs sentences: set validate_sentences above 0",
+            "validation_command is 'comet {hypothesis}' and needs sentences: set validate_sentences above 0",
         ),
-        ({"validation_command_minutes": 0.0}, "validation_command_minutes is 0.0: give a number above 0"),
+        ({"validation_command_minutes": 0.0}, "validation_command_minutes is 0.0: it must be above 0"),
     ],
 )
 def test_settings_that_compute_no_measure_are_refused(settings: dict[str, object], message: str) -> None:

@@ -37,12 +37,12 @@ def test_a_whole_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
     "field", ["width", "encoder_layers", "decoder_layers", "heads", "head_width", "ffn_width", "max_positions"]
 )
 def test_a_model_that_no_machine_holds_is_refused(field: str) -> None:
-    with pytest.raises(UserError, match=f"{field} is 1000000000: give at most"):
+    with pytest.raises(UserError, match=f"{field} is 1000000000: it must be at most"):
         ModelConfig(**{field: 10**9})
 
 
 def test_a_number_above_64_bits_is_refused() -> None:
-    with pytest.raises(UserError, match="max_steps is 1000000000000000000000: give a smaller number"):
+    with pytest.raises(UserError, match="max_steps is 1000000000000000000000: use a smaller number"):
         TrainConfig.of(data=("d",), run_dir=Path("r"), max_steps=10**21)
 
 

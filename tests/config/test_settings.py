@@ -15,7 +15,7 @@ from dist_transformer.training.engine.schedule import learning_rate
 from tests.conftest import ROOT, run_command
 
 NEW_RUN = {"data": ("d",), "run_dir": Path("r")}
-ABOVE_0, FROM_0, FRACTION = "above 0", "give 0", "up to, not including, 1"
+ABOVE_0, FROM_0, FRACTION = "it must be above 0", "it must be 0 or more", "it must be 0 or more, and below 1"
 
 # config, settings, the field that is named, its value as shown, part of the remedy
 REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
@@ -29,7 +29,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         for name in ("dropout", "attention_dropout", "ffn_dropout")
         for value in (-0.1, 1.0, float("nan"))
     ],
-    (ModelConfig, {"width": 100}, "width", "100", "multiple of heads (8), or give head_width"),
+    (ModelConfig, {"width": 100}, "width", "100", "multiple of heads (8), or set head_width"),
     (ModelConfig, {"width": 7, "heads": 1}, "width", "7", "even"),
     (ModelConfig, {"vocab_size": -1}, "vocab_size", "-1", "tokenizer"),
     (ModelConfig, {"target_vocab_size": -1}, "target_vocab_size", "-1", "tokenizer"),
@@ -89,11 +89,23 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         for name in ("data_temperature", "cache_gib", "memory_gib", "walltime_minutes")
     ],
     *[
-        (TrainConfig, {**NEW_RUN, "data": ("a", "b"), "data_weights": (1.0, w)}, "data_weights", f"(1.0, {w})", ABOVE_0)
+        (
+            TrainConfig,
+            {**NEW_RUN, "data": ("a", "b"), "data_weights": (1.0, w)},
+            "data_weights",
+            f"(1.0, {w})",
+            "pass one weight",
+        )
         for w in (float("nan"), float("inf"), 1e18)
     ],
     (TrainConfig, {**NEW_RUN, "seed": 2**63}, "seed", str(2**63), "a smaller number"),
-    (TrainConfig, {**NEW_RUN, "timeout_minutes": 1e300}, "timeout_minutes", "1e+300", "at most a year"),
+    (
+        TrainConfig,
+        {**NEW_RUN, "timeout_minutes": 1e300},
+        "timeout_minutes",
+        "1e+300",
+        "it must be at most 525600, a year",
+    ),
     (TrainConfig, {**NEW_RUN, "patience": 3, "validate_every": 0}, "patience", "3", "validate_every above 0"),
 ]
 
@@ -259,7 +271,7 @@ def test_a_step_of_so_many_tokens_is_the_nearest_number_of_packs() -> None:
     ],
 )
 def test_a_batch_beyond_all_use_is_refused(kind: type, name: str) -> None:
-    with pytest.raises(UserError, match=rf"^{name} is 10+: give at most [\d,]+$"):
+    with pytest.raises(UserError, match=rf"^{name} is 10+: it must be at most [\d,]+$"):
         kind(**{name: 10**18})
 
 
@@ -323,18 +335,18 @@ def test_a_config_comes_back_from_json(preset: str) -> None:
 
 
 def test_an_unknown_setting_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"^run/config\.json: unknown setting 'widht': remove it"):
+    with pytest.raises(UserError, match=r"^run/config\.json has the unknown setting 'widht': remove it"):
         from_plain(ModelConfig, {"widht": 3}, "run/config.json")
     plain = to_plain(PRESETS["tiny"])
     plain["optimizer"]["momentum"] = 0.9
-    with pytest.raises(UserError, match=r"^run/config\.json: .*unknown setting 'momentum'"):
+    with pytest.raises(UserError, match=r"^run/config\.json has the unknown setting 'optimizer\.momentum': remove it"):
         from_plain(TrainConfig, plain, "run/config.json")
 
 
 def test_a_missing_setting_is_refused_by_name() -> None:
     plain = to_plain(PRESETS["tiny"])
     del plain["run_dir"]
-    with pytest.raises(UserError, match=r"config\.json: .*run_dir"):
+    with pytest.raises(UserError, match=r"^config\.json is incomplete \(.*run_dir.*\): write the file again"):
         from_plain(TrainConfig, plain, "config.json")
 
 
@@ -364,7 +376,8 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(section: str | None, name:
     """A hand-edited config.json: the message names the file and the field, and no traceback is shown."""
     plain = to_plain(PRESETS["tiny"])
     (plain[section] if section else plain)[name] = value
-    with pytest.raises(UserError, match=rf"config\.json: .*\b{name}\b"):
+    field = f"{section}.{name}" if section else name
+    with pytest.raises(UserError, match=rf"^({field} in config\.json must|in config\.json, {field} is) "):
         from_plain(TrainConfig, plain, "config.json")
 
 

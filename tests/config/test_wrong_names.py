@@ -88,12 +88,12 @@ def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
 
     assert search(beam=2) == (2, "fp32")
     assert list(inspect.signature(search).parameters) == ["beam", "precision"]
-    with pytest.raises(UserError, match=r"^search: beam_size is not a setting here: use beam$"):
+    with pytest.raises(UserError, match=r"^in search, beam_size is not a setting here: use beam$"):
         search(beam_size=2)
-    with pytest.raises(UserError, match=r"^search: precison is not a setting here: did you mean precision\?$"):
+    with pytest.raises(UserError, match=r"^in search, precison is not a setting here: did you mean precision\?$"):
         search(precison="bf16")
     with pytest.raises(
-        UserError, match=r"^search: xyz, fp16 are not settings here: for xyz leave it out; for fp16 use"
+        UserError, match=r"^in search, xyz, fp16 are not settings here: for xyz leave it out; for fp16 use"
     ):
         search(xyz=2, fp16=True)
 

@@ -112,7 +112,7 @@ def test_a_model_translates_and_is_scored_by_direction(model: Path, folders: tup
         output = run_command(*PROGRAM, *command, status=1)
         assert "the model has several directions: choose one of en-de, de-en with --direction" in output
         output = run_command(*PROGRAM, *command, "--direction", "de-fr", status=1)
-        assert "the model has no direction de-fr: give --direction en-de or de-en" in output
+        assert "the model has no direction de-fr: pass --direction en-de or de-en" in output
     outputs = {}
     for name, flags in (("own", ()), ("other", ("--tag", "<2de>"))):
         file = tmp_path / f"{name}.json"

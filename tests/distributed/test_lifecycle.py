@@ -150,7 +150,7 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     assert frozen.processes[0].wait(PATIENCE) == 1, frozen.output
     rank_1 = frozen.processes[1]
     # Where it was is as old as its last beat: these steps are shorter than the time between two.
-    named = f"rank 1 ({socket.gethostname()}, process {rank_1.pid}) gives no sign of life; last seen in "
+    named = f"rank 1 ({socket.gethostname()}, process {rank_1.pid}) shows no sign of life; last seen in "
     assert named in frozen.output
     stacks = (frozen.run_dir / "hangs" / "rank-0.txt").read_text()
     assert "no progress in training, step 3, for 0.2 minutes" in stacks
@@ -182,7 +182,7 @@ def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
     assert second.statuses() == [1], second.output
     (said,) = re.findall("^error: .*", second.output, re.MULTILINE)
     assert re.fullmatch(
-        rf"error: port {port} of this machine is taken, perhaps by another training: give another one, such as "
+        rf"error: port {port} of this machine is taken, perhaps by another training: use another one, such as "
         r"deepspeed --master_port \d+",
         said,
     )

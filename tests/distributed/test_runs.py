@@ -286,7 +286,7 @@ def copy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_command(*prepare, "--src", folder / "train.xx", "--tgt", folder / "train.yy")
     settings = ["--preset", "tiny", "--max-steps", 500, "--model.dropout", 0.0, "--optimizer.warmup-steps", 100]
     places = ["--data", folder / "data", "--run-dir", folder / "run"]
-    run_command(*deepspeed_command(2), "--module", "dist_transformer.train", *settings, *places)
+    run_command(*deepspeed_command(2), "--module", "dist_transformer", "train", *settings, *places)
     average = [sys.executable, "tools/average_checkpoints.py", "--last", 2]
     run_command(*average, "--run-dir", folder / "run", "--out", folder / "model")
     files = ["--src", folder / "test.xx", "--ref", folder / "test.yy", "--json", folder / "bleu.json"]

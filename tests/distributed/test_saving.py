@@ -88,7 +88,7 @@ def test_training_continues_while_a_slow_rank_saves(results: RESULTS) -> None:
 def test_an_error_on_one_rank_ends_all_at_the_same_step(results: RESULTS, run: Path) -> None:
     found = [result["too_large"] for result in results]
     assert found[0] == found[1]
-    assert found[0]["message"].startswith("cannot write the checkpoint: ")
+    assert found[0]["message"].startswith("cannot write the checkpoint (")
     assert "too large" in found[0]["message"]
     assert found[0]["message"].endswith(": free space or fix the folder; older checkpoints are intact")
     assert found[0]["again"] == str(run / "checkpoints" / "step-00000005")
@@ -109,7 +109,7 @@ def test_all_ranks_share_the_hashing_and_fall_back_together(results: RESULTS, ru
     assert found[0]["older"] == str(folder / "step-00000004")
     part = folder / "step-00000005" / "part-00001.safetensors"
     assert found[0]["warned"] == [
-        f"{part} is damaged: its size or SHA-256 is not what the manifest states: it is not used",
+        f"{part} is damaged (its size or SHA-256 is not what the manifest states): it is not used",
         f"falling back to {folder / 'step-00000004'}: every step after 4 is computed again",
     ]
     assert found[0]["weights"] == {"p0": 4.0, "p1": 5.0, "p2": 6.0, "p3": 7.0}
@@ -123,7 +123,7 @@ def test_a_full_and_a_read_only_disk(results: RESULTS, disk: Path | None) -> Non
     first = disk / "run" / "checkpoints" / "step-00000001"
     assert (found["first"], found["older"]) == (str(first), str(first))
     for name, reason in (("full", "No space left on device"), ("read_only", "Read-only file system")):
-        assert found[name].startswith("cannot write the checkpoint: ")
+        assert found[name].startswith("cannot write the checkpoint (")
         assert reason in found[name]
     names = ("manifest.json", "part-00000.safetensors", "part-00001.safetensors", "state.json")
     assert found["left"] == [

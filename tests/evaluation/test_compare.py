@@ -94,5 +94,5 @@ def test_files_of_other_lengths(files: dict[str, Path]) -> None:
         compare([files["bad"], files["good"]], [files["ref"]], target_language="de")
     files["ref"].write_text("")
     files["bad"].write_text("")
-    with pytest.raises(UserError, match=r"ref is empty: give a file with at least one line$"):
+    with pytest.raises(UserError, match=r"ref is empty: use a file with at least one line$"):
         compare([files["bad"]], [files["ref"]], target_language="de")

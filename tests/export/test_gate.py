@@ -433,7 +433,7 @@ def test_lines_that_ours_would_split_are_left_out(
     assert (checks[0].name, checks[0].found[:13]) == ("dev text", "only 19 lines")
     settings.source.write_text(" \n" * 22, encoding="utf-8")
     other = dataclasses.replace(settings, out=settings.out.with_name("folder") / "other")
-    refused(other, r"^--src has 22 lines, all of them blank or too long: give dev text")
+    refused(other, r"^--src has 22 lines, all of them blank or too long: pass dev text")
 
 
 def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> None:

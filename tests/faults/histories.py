@@ -22,7 +22,7 @@ from dist_transformer.run.verify import verify_run
 from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
-LOST = "is no longer held by this training: its lock file was removed or replaced"
+LOST = "whose lock file was removed or replaced; another training may use the folder"
 LOCKS = ("folder and file", "file", "none")
 """Parts of a run folder that a file system can lock."""
 _AT_ONCE = 10

@@ -32,7 +32,7 @@ def run(case: Case, lab: Lab) -> Found:
     if fault == "raise":
         return judged(job, f"rank {rank} failed: ValueError: boom", since=began)
     others = [process for number, process in enumerate(job.processes) if number != rank]
-    silent = "process {}) gives no sign of life"
+    silent = "process {}) shows no sign of life"
     found = judged(job, silent.format(job.processes[rank].pid), since=began, waited_for=others)
     named = [silent.format(process.pid) in job.output for process in job.processes]
     time.sleep(max(0.0, began + _STOPPED_SECONDS - time.monotonic()))

@@ -116,7 +116,7 @@ def run(case: Case, lab: Lab) -> Found:
         f"status {statuses}": all(statuses),
         # Without a launcher that ends them, the others repeat it after ten seconds.
         f"not one error: {output[-500:]}": len(set(errors)) == 1,
-        f"{named} is not named: {errors}": all(f"started differently: {named}" in error for error in errors),
+        f"{named} is not named: {errors}": all(f"started differently ({named}" in error for error in errors),
         "a traceback": "Traceback" not in output,
         "the run began": not list(run_dir.glob("*.json*")),
     }

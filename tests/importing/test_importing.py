@@ -382,7 +382,7 @@ def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: P
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "transformers cannot load"),
         (lambda folder: (folder / "model.safetensors").unlink(), "Error no file named model.safetensors"),
         (as_pickle(Command()), "has weights that hold more than tensors: nothing of them was run"),
-        (edit("tokenizer_config.json", source_lang=None), "does not name its languages: give them with --src-lang"),
+        (edit("tokenizer_config.json", source_lang=None), "does not name its languages: pass them with --src-lang"),
     ],
 )
 def test_what_cannot_be_imported_is_named(

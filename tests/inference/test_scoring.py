@@ -207,7 +207,7 @@ def test_what_files_cannot_be_scored(model: Transformer, toy_tokenizer: Tokenize
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"pipe is not a regular file, and it is read twice: save its lines in one$"):
         next(score_files(model, toy_tokenizer, LineFiles(source=files.source, target=tmp_path / "pipe"), device=CPU))
-    with pytest.raises(UserError, match=r"^max_batch_tokens is 0: give a number above 0$"):
+    with pytest.raises(UserError, match=r"^max_batch_tokens is 0: it must be above 0$"):
         score_pairs(model, toy_tokenizer, ["a"], ["a"], device=CPU, max_batch_tokens=0)
     assert list(score_files(model, toy_tokenizer, written(tmp_path, [], []), device=CPU)) == []
 
@@ -222,7 +222,7 @@ def test_an_error_of_one_rank_is_that_of_all(
     gathered: list[object] = []
     gather = distributed.gather_objects
     monkeypatch.setattr(distributed, "gather_objects", lambda value, *_: gathered.append(value) or gather(value))
-    with pytest.raises(UserError, match="not enough memory for a batch: give fewer tokens by --batch-tokens"):
+    with pytest.raises(UserError, match=r"^out of memory in a batch: lower --batch-tokens$"):
         score_pairs(model, toy_tokenizer, ["a"], ["a"], device=CPU)
     assert len(gathered) == 1
 

@@ -70,7 +70,9 @@ def test_every_part_of_a_long_line_has_the_tags_and_fits(
     assert {tuple(source[:2]) for source in seen} == {(6, 4)}
     # Two tags and the `</s>` beside the tokens of a part.
     assert max(map(len, seen)) <= 160 - 1 - 50
-    with pytest.raises(UserError, match="max_source_tokens is 158: give 4 to 157, because the model has 160 positions"):
+    with pytest.raises(
+        UserError, match="max_source_tokens is 158: it must be 4 to 157, because the model has 160 positions"
+    ):
         Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2en>", "<bt>"), max_source_tokens=158)
 
 

@@ -165,7 +165,7 @@ def test_every_allowed_source_has_positions_for_its_output(make) -> None:
     assert translator.max_source_tokens == 80
     longest = "§" * 79 + "x"
     assert make(max_source_tokens=159).translate([longest])[0].split is None
-    with pytest.raises(UserError, match="max_source_tokens is 160: give 4 to 159"):
+    with pytest.raises(UserError, match="max_source_tokens is 160: it must be 4 to 159"):
         make(max_source_tokens=160)
     with pytest.raises(UserError, match="max_batch_tokens is 0"):
         make(max_batch_tokens=0)
@@ -206,7 +206,7 @@ def test_too_little_memory_names_the_setting(make, toy_lines: Lines, monkeypatch
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(module, "beam_search", fail)
-    with pytest.raises(UserError, match="max_batch_tokens 500: give a lower one"):
+    with pytest.raises(UserError, match=r"^out of memory with max_batch_tokens 500: lower it$"):
         make(max_batch_tokens=500).translate(toy_lines[0][:3])
 
 

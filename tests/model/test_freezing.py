@@ -28,7 +28,7 @@ def test_parts_by_hand() -> None:
 
 @pytest.mark.parametrize("part", ["encoder.2", "encoder.1-0", "encoders", "*.nothing"])
 def test_a_part_without_parameters_is_refused(part: str) -> None:
-    with pytest.raises(UserError, match=r"--freeze .*: the model has no such part: give some of embeddings, encoder"):
+    with pytest.raises(UserError, match=r"--freeze .* matches no part of the model: use some of embeddings, encoder"):
         frozen_names(NAMES, ["decoder", part])
 
 

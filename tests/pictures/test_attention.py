@@ -67,7 +67,9 @@ def test_more_than_eight_heads_take_another_row() -> None:
 
 def test_a_long_sentence_is_refused() -> None:
     assert len(attention_pictures(made_attention(LONGEST, 2, 1, 1))) == 3
-    with pytest.raises(UserError, match="the target has 31 pieces and a picture has room for 30: give a shorter one"):
+    with pytest.raises(
+        UserError, match="the target has 31 pieces and a picture has room for 30: use a shorter sentence"
+    ):
         attention_pictures(made_attention(3, LONGEST + 1, 1, 1))
 
 

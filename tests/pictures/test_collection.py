@@ -88,7 +88,7 @@ def test_learned_positions_come_from_either_model(model_folder: Path, learned_fo
     settings = PictureSettings(model=learned_folder, source=SENTENCE, target="der")
     assert names(settings) == ["masks", *OF_A_SENTENCE, *with_learned[1:]]
     assert len(make_pictures(settings).notes) == 2
-    with pytest.raises(UserError, match="has sinusoidal positions: give a model that was trained with"):
+    with pytest.raises(UserError, match="has sinusoidal positions: use a model that was trained with"):
         make_pictures(PictureSettings(learned_model=model_folder))
 
 
@@ -111,20 +111,20 @@ def test_the_command_writes_the_folder_and_names_its_page(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model", "MODEL"], "--model needs a sentence: give --src-text"),
-        (["--src-text", "a"], "--src-text needs a model that reads it: give --model"),
-        (["--tgt-text", "a"], "--tgt-text needs a model that reads it: give --model"),
-        (["--tag", "<2de>"], "--tag needs a model that reads it: give --model"),
-        (["--model", "MODEL", "--src-text", " "], "--src-text is ' ': give one sentence in one line"),
-        (["--model", "MODEL", "--src-text", "a\nb"], r"--src-text is 'a\\nb': give one sentence in one line"),
-        (["--model", "MODEL", "--src-text", "a", "--tgt-text", ""], "--tgt-text is '': give one sentence in one line"),
+        (["--model", "MODEL"], "--model needs a sentence: pass --src-text"),
+        (["--src-text", "a"], "--src-text needs a model that reads it: pass --model"),
+        (["--tgt-text", "a"], "--tgt-text needs a model that reads it: pass --model"),
+        (["--tag", "<2de>"], "--tag needs a model that reads it: pass --model"),
+        (["--model", "MODEL", "--src-text", " "], "--src-text is ' ': pass one sentence in one line"),
+        (["--model", "MODEL", "--src-text", "a\nb"], r"--src-text is 'a\\nb': pass one sentence in one line"),
+        (["--model", "MODEL", "--src-text", "a", "--tgt-text", ""], "--tgt-text is '': pass one sentence in one line"),
         (
             ["--model", "MODEL", "--src-text", "dog " * 31, "--tgt-text", "Hund"],
-            "the source has .* pieces and a picture has room for 30: give a shorter one",
+            "the source has .* pieces and a picture has room for 30: use a shorter sentence",
         ),
         (
             ["--model", "MODEL", "--src-text", "dog", "--tgt-text", "Hund " * 31],
-            "the target has .* pieces and a picture has room for 30: give a shorter one",
+            "the target has .* pieces and a picture has room for 30: use a shorter sentence",
         ),
         (["--model", "nowhere", "--src-text", "a"], "nowhere"),
         (["--learned-model", "nowhere"], "nowhere"),

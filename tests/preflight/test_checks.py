@@ -192,7 +192,7 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "InfiniBand",
             "warn",
             "no active port",
-            "give the container access to /dev/infiniband",
+            "open /dev/infiniband to the container",
         ),
         (on_nccl(loads_verbs=False), "InfiniBand", "fail", "cannot be loaded on n2", "install libibverbs1"),
         (on_nccl(locked_bytes=8 * 2**20), "locked memory", "fail", "at most 8 MiB per process (n2)", "LimitMEMLOCK"),

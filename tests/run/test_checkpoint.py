@@ -79,7 +79,7 @@ def test_weight_files_have_their_hash_as_sha256sum_checks_it(run: Path) -> None:
     assert weights_problem(file) is None
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert weights_problem(file) == f"{file} is damaged: its SHA-256 is not what SHA256SUMS states"
+    assert weights_problem(file) == f"{file} is damaged (its SHA-256 is not what SHA256SUMS states)"
     # A file that was copied away has no hash beside it.
     assert weights_problem(file.rename(run / "copied.safetensors")) is None
 

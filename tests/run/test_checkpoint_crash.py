@@ -81,7 +81,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_rubbish(
             save(run, 20, checkpoints=1, weights=1)
         monkeypatch.setattr(owner, name, original)
         message = str(refused.value)
-        assert message.startswith("cannot write the checkpoint: ")
+        assert message.startswith("cannot write the checkpoint (")
         assert "No space left on device" in message
         assert "older checkpoints are intact" in message
         # The pointer moves last; until then what was there is untouched, and the list of hashes at most longer.
@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_rubbish(
 def test_a_folder_that_cannot_be_written_is_one_clear_error(run: Path) -> None:
     run.parent.mkdir(exist_ok=True)
     run.write_text("a file where the run folder should be")
-    with pytest.raises(UserError, match=r"cannot write the checkpoint: .*free space or fix the folder"):
+    with pytest.raises(UserError, match=r"cannot write the checkpoint \(.*\): free space or fix the folder"):
         save(run, 1)
 
 

@@ -65,7 +65,7 @@ def test_the_checkpoint_of_another_run_is_refused(config: TrainConfig, tmp_path:
     train_and_save(other, 6)
     copied = shutil.copytree(other.run_dir / "checkpoints/step-00000006", config.run_dir / "checkpoints/step-00000006")
     assert refusal(config) == (
-        f"{copied} is from another run than {config.run_dir}: it was trained with seed = 2, not 1: move it out of the "
+        f"{copied} is from another run than {config.run_dir} and was trained with seed = 2, not 1: move it out of the "
         "folder, then the run resumes from its own checkpoint"
     )
     shutil.rmtree(copied)
@@ -150,4 +150,6 @@ def test_a_checkpoint_that_is_gone_is_told(config: TrainConfig) -> None:
 
 
 def test_fewer_steps_than_are_done_change_nothing(config: TrainConfig) -> None:
-    assert refusal(config.changed(max_steps=3)).startswith(f"{config.run_dir} is at step 4, beyond --max-steps 3: give")
+    assert refusal(config.changed(max_steps=3)).startswith(
+        f"{config.run_dir} is at step 4, beyond --max-steps 3: raise"
+    )

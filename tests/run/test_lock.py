@@ -18,7 +18,7 @@ from dist_transformer.run.lock import sole_training
 from dist_transformer.run.verify import verify_run
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
-LOST = "is no longer held by this training: its lock file was removed or replaced"
+LOST = "whose lock file was removed or replaced; another training may use the folder"
 
 
 @pytest.fixture

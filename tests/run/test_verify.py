@@ -95,10 +95,10 @@ def test_a_weight_file_that_vanishes_while_it_is_read(run: Path, monkeypatch: py
 
 def test_what_is_no_run_folder(tmp_path: Path, run: Path) -> None:
     (run / "model.safetensors").touch()
-    with pytest.raises(UserError, match=r"is not a run folder but a model folder .* give the --run-dir of a training"):
+    with pytest.raises(UserError, match=r"is not a run folder but a model folder .* use the --run-dir of a training"):
         verify_run(run)
     for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(UserError, match=r"is not a run folder .* give the --run-dir of a training"):
+        with pytest.raises(UserError, match=r"is not a run folder .* use the --run-dir of a training"):
             verify_run(path)
 
 
@@ -264,7 +264,7 @@ def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
 
 def test_another_number_of_data_folders_is_refused(run: Path, tmp_path: Path) -> None:
     found = {check.name: check.found for check in verify_run(run, ["a", "b"]) if not check.passed}
-    assert found["data"] == "the run was trained on 1 data folder(s), not 2: give its --data"
+    assert found["data"] == "the run was trained on 1 data folder(s), not 2: pass its --data"
 
 
 def test_a_run_in_progress_is_checked_as_far_as_it_is_committed(run: Path) -> None:

@@ -40,7 +40,7 @@ def test_each_process_has_its_own(name: str | None, world: World, device: str) -
 
 @pytest.mark.usefixtures("two_gpus")
 def test_processes_do_not_share_a_gpu() -> None:
-    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, but there are 2 processes: give cpu or cuda$"):
+    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, but there are 2 processes: pass cpu or cuda$"):
         find_device("cuda:1", SECOND_OF_TWO)
     third = World(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_processes_do_not_share_a_gpu() -> None:
 def test_without_a_gpu() -> None:
     assert find_device() == torch.device("cpu")
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(UserError, match=rf"^--device {name} cannot be used \(.*\): give cpu or cuda:0$"):
+        with pytest.raises(UserError, match=rf"^--device {name} cannot be used \(.*\): use cpu or cuda:0$"):
             find_device(name, World())
 
 
@@ -61,7 +61,7 @@ def test_a_process_group_is_of_the_named_device(monkeypatch: pytest.MonkeyPatch)
     with process_group(World(), device_name="cpu") as device:
         assert device == torch.device("cpu")
     with (
-        pytest.raises(UserError, match=f"^{re.escape('--device meta is not supported: give cpu or cuda:0')}$"),
+        pytest.raises(UserError, match=f"^{re.escape('--device meta is not supported: use cpu or cuda:0')}$"),
         process_group(World(), device_name="meta"),
     ):
         pass
@@ -108,5 +108,5 @@ def test_a_cpu_multiplies_bf16_by_avx512_bf16_or_amx(
 def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    with pytest.raises(UserError, match=r"^Tesla T4 has no bf16: give --precision fp32, or use a GPU of .* 8 or more$"):
+    with pytest.raises(UserError, match=r"^Tesla T4 has no bf16: pass --precision fp32, or use a GPU of .* 8 or more$"):
         choose_precision(torch.device("cuda", 0), "bf16")

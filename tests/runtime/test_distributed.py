@@ -248,9 +248,7 @@ def port(environment: pytest.MonkeyPatch) -> int:
 def test_a_port_that_is_taken_is_named_with_a_free_one(launcher: dict[str, str], remedy: str, port: int) -> None:
     os.environ.update(launcher)
     with socket.create_server(("", port)):
-        said = (
-            rf"^port {port} of this machine is taken, perhaps by another training: give another one, such as {remedy}"
-        )
+        said = rf"^port {port} of this machine is taken, perhaps by another training: use another one, such as {remedy}"
         with pytest.raises(UserError, match=rf"{said}\d+$") as error:
             meet_as(0)
     with socket.create_server(("", int(re.findall(r"\d+$", str(error.value))[0]))):
@@ -263,7 +261,7 @@ def test_a_rank_whose_place_is_taken_is_of_another_launch(size: int, port: int) 
     with ThreadPoolExecutor() as ranks:
         store, _ = ranks.map(meet_as, range(2))
     keys = store.num_keys()
-    with pytest.raises(UserError, match=rf"^port {port} of 127\.0\.0\.1 is taken by another training: give another"):
+    with pytest.raises(UserError, match=rf"^port {port} of 127\.0\.0\.1 is taken by another training: use another"):
         meet_as(1, size)
     assert store.num_keys() == keys
     assert store.get("joined/1").decode() == socket.gethostname()

@@ -45,8 +45,8 @@ def test_a_module_of_the_current_folder(folder: Path) -> None:
     ("name", "said"),
     [
         ("absent.py", "--import absent.py: there is no such file: check the path"),
-        ("absent", "--import absent: there is no such module here: give its name or FILE.py"),
-        ("absent.inner", "--import absent.inner: there is no such module here: give its name or FILE.py"),
+        ("absent", "--import absent names no module here: pass the name of a module, or FILE.py"),
+        ("absent.inner", "--import absent.inner names no module here: pass the name of a module, or FILE.py"),
     ],
 )
 @pytest.mark.usefixtures("folder")

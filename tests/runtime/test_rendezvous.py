@@ -143,7 +143,7 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
     [
         (["translate", "--model", "{gone}", "--input", "{text}", "--output", "{out}"], f"{{gone}} {GONE}"),
         (["translate", "--model", "{model}", "--input", "{gone}", "--output", "{out}"], "{gone} does not exist"),
-        (["translate", "--model", "{model}", "--input", "{text}"], "--input is given without --output"),
+        (["translate", "--model", "{model}", "--input", "{text}"], "--input needs --output: pass both"),
         (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "--output: {text} is also"),
         (
             ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--beam", "0"],
@@ -151,7 +151,7 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
         ),
         (
             ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--chunk-lines", "0"],
-            "--chunk-lines is 0: give 1 or more",
+            "--chunk-lines is 0: it must be 1 or more",
         ),
         (["evaluate", "--model", "{gone}", "--src", "{text}", "--ref", "{text}"], f"{{gone}} {GONE}"),
         (["evaluate", "--model", "{model}", "--src", "{text}", "--ref", "{gone}"], "{gone} does not exist"),
@@ -177,7 +177,7 @@ def test_what_needs_no_other_rank_is_said_before_the_wait(
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--data", "gone"], "gone is not a data folder: "),
+        (["--data", "gone"], "gone is not a data folder, because "),
         (["--test-mode"], "--test-mode is for one process, but 2 were started: "),
     ],
 )

@@ -101,7 +101,7 @@ def test_of_two_models_with_one_direction_the_first_answers() -> None:
         (("en-de",), {"source": "fr"}, "no model translates from this source to this target: there is en to de"),
         (("en-de",), {"source": "de", "target": "en"}, "no model translates from this source"),
         (("en-de",), {"source": "auto", "target": "auto"}, "no model translates from this source"),
-        (("en-de", "fr-de"), {"source": "auto"}, "the source auto could be several languages: give one, because there"),
+        (("en-de", "fr-de"), {"source": "auto"}, "the source auto could be several languages: set one, because there"),
     ],
 )
 def test_another_direction_is_one_sentence(names: tuple[str, ...], changed: dict[str, Any], message: str) -> None:

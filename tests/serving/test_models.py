@@ -124,7 +124,10 @@ def test_a_long_text_has_no_maps(served: ServedModel) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"tokens": (400,)}, "an id that is not in the vocabulary of 400"), ({"layer": 1}, "layer is 1: give 0 to 0")],
+    [
+        ({"tokens": (400,)}, "an id that is not in the vocabulary of 400"),
+        ({"layer": 1}, "layer is 1: it must be 0 to 0"),
+    ],
 )
 def test_a_request_that_does_not_fit_the_model(served: ServedModel, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

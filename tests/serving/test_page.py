@@ -181,7 +181,7 @@ def test_errors_and_notes_are_in_the_page(browser: Browser, server: RunningServe
         await submit(page, "w" * 501)
         await page.wait_for(f"!{error}.hidden")
         assert await page.value(f"{error}.textContent") == (
-            "The text has 501 characters and 500 are allowed: give a shorter one."
+            "The text has 501 characters, and at most 500 are allowed: send a shorter one."
         )
         # The browser's own note of a 400 is no mistake of the page.
         assert all("status of 400" in told for told in page.console)

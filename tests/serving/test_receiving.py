@@ -59,7 +59,7 @@ def send(head: bytes, body: bytes, *, seconds: float = 10) -> bytes:
         ("deflate", zlib.compress(BODY)[:-6], "400 the body of the request is not one complete deflate stream"),
         ("deflate", b"", "400 the body of the request is not one complete deflate stream"),
         ("gzip", GZIP + b"more", "400 the body of the request is not one complete gzip stream"),
-        ("gzip", BOMB, "413 the request is too long: give a shorter text"),
+        ("gzip", BOMB, "413 the request is too long: send a shorter text"),
         ("zstd", b"\x28\xb5\x2f\xfd", "415 the content encoding of the request is neither gzip nor deflate"),
         ("br", BODY, "415 the content encoding of the request is neither gzip nor deflate"),
         ("gzip, gzip", BODY, "415 the content encoding of the request is neither gzip nor deflate"),

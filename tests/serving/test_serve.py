@@ -86,8 +86,8 @@ def test_the_page_comes_with_a_policy(server: RunningServer, path: str, kind: st
         ({"text": "w" * 500}, 200, None),
         ({"text": "\u202ea\u200f"}, 200, None),
         ({"text": "a\0b"}, 400, "the text holds U+0000"),
-        ({"text": "w" * 501}, 400, "the text has 501 characters and 500 are allowed: give a shorter one"),
-        ({"text": "w" * most_bytes(500)}, 413, "the request is too long: give a shorter text"),
+        ({"text": "w" * 501}, 400, "the text has 501 characters, and at most 500 are allowed: send a shorter one"),
+        ({"text": "w" * most_bytes(500)}, 413, "the request is too long: send a shorter text"),
         ({"text": {"a": 1}}, 400, "text must be a string"),
         ({"text": "  "}, 400, "there is no text: type a sentence"),
         ({"text": "\u202e\u200f"}, 400, "there is no text: type a sentence"),
@@ -293,7 +293,7 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
     done = run_python("-m", "dist_transformer", "serve", "--model", model_folder, "--port", server.port)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    start = f"error: port {server.port} of 127.0.0.1 is not available (Address already in use): give another one"
+    start = f"error: port {server.port} of 127.0.0.1 is not available (Address already in use): use another one"
     assert line.startswith(f"{start}, such as --port ")
     free = int(line.rpartition(" ")[2])
     with socket.socket() as probe:

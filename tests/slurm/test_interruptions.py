@@ -179,7 +179,7 @@ def test_a_node_whose_daemon_was_killed_is_left(site: Site, finished: FinishedJo
 def ranks_on(site: Site, node: str) -> list[int]:
     def is_rank(pid: int) -> bool:
         with suppress(OSError):
-            return b"dist_transformer.train" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            return b"dist_transformer\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
         return False
 
     return list(filter(is_rank, site.cluster.processes(node)))

@@ -41,13 +41,13 @@ def test_more_gpus_than_a_node_has_are_refused_before_anything_runs(site: Site) 
     ("flags", "edit", "said"),
     [
         ([], "PYTHON=(/nowhere/python)", "error: PYTHON in slurm/cluster.env (/nowhere/python) does not run Python"),
-        ([], "RUNS=", "error: RUNS is not set: set it in slurm/cluster.env, or give it before sbatch (RUNS=... sbatch"),
+        ([], "RUNS=", "error: RUNS is not set: set it in slurm/cluster.env, or before sbatch (RUNS=... sbatch"),
         (
             [],
             "DATA=/nowhere PREPARE=()",
             "error: PREPARE is empty: set it in slurm/cluster.env to the flags that make /nowhere",
         ),
-        (["--run-dir=here"], "", "error: --run-dir=here: give RUN_DIR=... before sbatch"),
+        (["--run-dir=here"], "", "error: --run-dir=here is not for this job: set RUN_DIR=... before sbatch"),
         ([], "STAGES='trian prepare'", "error: STAGES names trian: choose from prepare, train and evaluate"),
         ([], "if", "error: slurm/cluster.env cannot be used"),
         ([], "DOCTOR=yes STAGES=train RUN_DIR=/proc/run", "error: the job is not fit to train: follow the remedies"),

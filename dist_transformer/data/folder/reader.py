@@ -231,8 +231,8 @@ def read_index(folder: Path) -> DataIndex:
         content = parse_json(read_small(path, most=LISTING_BYTES))
     except OSError as error:
         raise UserError(
-            f"{folder} is not a data folder: {path} cannot be read ({error.strerror}): "
-            "give a folder made by dist-transformer prepare"
+            f"{folder} is not a data folder, because {path} cannot be read ({error.strerror}): "
+            "use a folder made by dist-transformer prepare"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {REMEDY}") from None
@@ -243,5 +243,5 @@ def read_index(folder: Path) -> DataIndex:
             "upgrade dist_transformer, or prepare the data again"
         )
     if version != FORMAT_VERSION:
-        raise UserError(f"{path}: format_version must be {FORMAT_VERSION}, not {version!r:.60}: {REMEDY}")
+        raise UserError(f"format_version in {path} must be {FORMAT_VERSION}, not {version!r:.60}: {REMEDY}")
     return from_plain(DataIndex, content, str(path), remedy=REMEDY)

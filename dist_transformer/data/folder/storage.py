@@ -204,4 +204,4 @@ def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
 
 
 def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged or from another folder: its SHA-256 differs from the index: {REMEDY}")
+    return UserError(f"{path} is damaged or from another folder (its SHA-256 differs from the index): {REMEDY}")

@@ -80,7 +80,7 @@ def open_folders(corpora: DataConfig) -> tuple[DataFolder, ...]:
         UserError: a folder cannot be used, or several do not fit together.
     """
     if not corpora.data:
-        raise UserError("--data is empty: give a data folder made by dist-transformer prepare")
+        raise UserError("--data is empty: pass a data folder made by dist-transformer prepare")
     limit = int(corpora.cache_gib * 2**30 / len(corpora.data))
     folders = tuple(
         DataFolder.open(

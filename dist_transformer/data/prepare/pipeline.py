@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, whole_path, write_file
+from dist_transformer.config.presets import preset_for
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.marks import LanguageMarks, find_marks
@@ -58,7 +58,7 @@ from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.runtime.launch import as_typed
+from dist_transformer.runtime.launch import as_typed, has_gpu, own_command
 
 # Pairs that are read, encoded and filtered at a time: about 20 MB of text.
 CHUNK_PAIRS = 50_000
@@ -171,7 +171,7 @@ def _validation(
     if len(held_out) == 0:
         raise UserError(
             "the text has fewer than two pairs with text on both sides, so none can be held out for validation: "
-            "check the files, or give --valid-src and --valid-tgt"
+            "check the files, or pass --valid-src and --valid-tgt"
         )
     report(
         f"validation: {len(held_out):,} pairs held out from the training text "
@@ -192,7 +192,7 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     pairs = [pair for pair in given if not is_empty(*pair, rules)]
     names = ", ".join(source.name for source in settings.validation)
     if not pairs:
-        raise UserError(f"the validation text ({names}) has no pair with text on both sides: give other files")
+        raise UserError(f"the validation text ({names}) has no pair with text on both sides: use other files")
     long_lines = len(read) - len(given)
     also = f" and {long_lines:,} with a line above {LONGEST_LINE:,} bytes" if long_lines else ""
     report(f"validation: {len(read):,} pairs from {names}, {len(given) - len(pairs):,} empty{also} left out")
@@ -205,7 +205,7 @@ def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) 
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         raise UserError(
             f"no training pair is left of {', '.join(source.name for source in settings.sources)} ({reasons} dropped): "
-            "check the files, or raise --max-tokens and --max-length-ratio, or give --keep-overlap"
+            "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
         )
 
 
@@ -310,7 +310,7 @@ def _write_validation(
         if len(content) > shards.VALID_BYTES:
             raise UserError(
                 f"a side of the validation text has {len(content):,} bytes, and at most {shards.VALID_BYTES:,} are "
-                "read: give fewer lines, some thousand are usual"
+                "read: use fewer lines, a few thousand are usual"
             )
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
@@ -321,7 +321,7 @@ def _write_validation(
     if len(fitting) == 0:
         raise UserError(
             f"none of the {len(pairs):,} validation pairs has at most max_tokens {settings.max_tokens} tokens per "
-            "side: raise --max-tokens or give other validation text"
+            "side: raise --max-tokens or use other validation text"
         )
     written: list[ShardInfo] = []
     for start in range(0, len(fitting), settings.pairs_per_shard):
@@ -364,8 +364,16 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
         report(f"tags: {' '.join(index.source_tags)} in front of every {index.source_language} sentence")
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
-    preset = "tiny" if index.synthetic else "multi30k" if train.pairs < 200_000 else "base"
-    flags = ["--preset", preset, "--data", out, "--run-dir", "runs/first"]
+    preset, why = preset_for(train.pairs, on_gpu=has_gpu())
+    flags = ["--preset", preset]
     if settings.tokenizer is not None and (settings.tokenizer.parent / _WEIGHTS_FILE).exists():
-        flags[1:2] = ["finetune", "--init-from", settings.tokenizer.parent]
-    report(f"next: {as_typed([sys.executable, '-m', 'dist_transformer.train', *flags])}")
+        flags = ["--preset", "finetune", "--init-from", settings.tokenizer.parent]
+    else:
+        report(f"preset: {preset} {why}")
+    report(f"next: {as_typed(own_command('train', *flags, '--data', out, '--run-dir', run_folder_for(out)))}")
+
+
+def run_folder_for(data: Path) -> Path:
+    """Return the folder for a first run on a data folder: of the same name, but in `runs`."""
+    folder = Path("runs", data.resolve().name)
+    return folder.with_name(f"{folder.name}-run") if folder.resolve() == data.resolve() else folder

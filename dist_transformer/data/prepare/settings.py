@@ -97,7 +97,7 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError(
-                "there is no text to prepare: give --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
+                "there is no text to prepare: pass --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
             )
         for name in ("tokenizer", "source_tokenizer", "target_tokenizer"):
             if (path := getattr(self, name)) is not None and path.is_dir():
@@ -131,11 +131,11 @@ class PrepareSettings:
             ("seed", 0, 2**63 - 1),
         ):
             if (value := getattr(self, field)) < least:
-                raise UserError(f"{field} {value} is too small: give at least {least}")
+                raise UserError(f"{field} is {value}: it must be at least {least}")
             if value > most:
-                raise UserError(f"{field} {value} is too large: give at most {most:,}")
+                raise UserError(f"{field} is {value}: it must be at most {most:,}")
         if not 1 <= self.max_length_ratio < math.inf:
-            raise UserError(f"max_length_ratio is {self.max_length_ratio}: give a number of at least 1")
+            raise UserError(f"max_length_ratio is {self.max_length_ratio}: it must be at least 1")
         if self.pairs_per_shard * self.max_tokens >= 2**31:
             raise UserError(
                 f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
@@ -251,10 +251,10 @@ def _one_language(given: str | None, found: set[str | None], side: int) -> str:
         return given
     named = sorted(language for language in found if language)
     if not named:
-        raise UserError(f"the {side_name} language is not in the file names: give it with {flag}")
+        raise UserError(f"the {side_name} language is not in the file names: pass it with {flag}")
     if len(named) > 1:
         raise UserError(
             f"the {side_name} files seem to be in several languages ({', '.join(named)}): "
-            f"check the files, or give the language with {flag}"
+            f"check the files, or pass the language with {flag}"
         )
     return named[0]

@@ -119,7 +119,7 @@ def make_tokenizer(
         if choice.tokenizer is None:
             assert choice.vocab_size is not None
             tokenizer = vocabulary.source if 0 in choice.sides else vocabulary.target
-            fewer = f"; the text gives fewer than the {choice.vocab_size:,} asked for"
+            fewer = f"; the text yields fewer than the requested {choice.vocab_size:,}"
             report(
                 f"{_name(settings, choice)}: {tokenizer.vocab_size:,} entries, {tokenizer.kind}, {tokenizer.text_rule}"
                 + (f", tags {' '.join(tokenizer.tags)}" if tokenizer.tags else "")

@@ -215,7 +215,7 @@ class JsonlFile(FieldFile):
         for name in path:
             text = text[name]
         if not isinstance(text, str):
-            raise UserError(f'{where}: field "{field}" must be a string, not {type(text).__name__}: fix the line')
+            raise UserError(f'field "{field}" in {where} must be a string, not {type(text).__name__}: fix the line')
         return one_line(text, where)
 
 
@@ -272,11 +272,11 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
     if len(sources) != len(targets):
         raise UserError(
             f"there are {len(sources)} source files ({listed(sources)}) and {len(targets)} target files "
-            f"({listed(targets)}): give one target file for each source file, in the same order"
+            f"({listed(targets)}): pass one target file for each source file, in the same order"
         )
     for source, target in zip(sources, targets, strict=True):
         if source == target:
-            raise UserError(f"{source} is given as source and as target: give the file of the other language")
+            raise UserError(f"{source} is both source and target: pass the file of the other language for one of them")
     return [LineFiles(source=source, target=target) for source, target in zip(sources, targets, strict=True)]
 
 
@@ -298,14 +298,14 @@ def read_aligned(*paths: Path) -> list[list[str]]:
         if len(lines) != len(texts[0]):
             raise unequal_lines(first, len(texts[0]), path, len(lines))
     if not texts[0]:
-        raise UserError(f"{first} is empty: give a file with at least one line")
+        raise UserError(f"{first} is empty: use a file with at least one line")
     return texts
 
 
 def unequal_lines(one: Path, one_lines: int, other: Path, other_lines: int) -> UserError:
     return UserError(
-        f"{one} has {one_lines:,} lines and {other} has {other_lines:,}: "
-        "line i of one must be the translation of line i of the other, so give files of equal length"
+        f"{one} and {other} must have the same number of lines ({one_lines:,} and {other_lines:,}): "
+        "line i of one must be the translation of line i of the other"
     )
 
 

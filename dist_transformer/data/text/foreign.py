@@ -14,7 +14,7 @@ class Foreign:
     name: str
     suffix: str = ""
     """Suffix under which such files are read; empty: they are not read."""
-    remedy: str = "unpack it and give the text"
+    remedy: str = "unpack it first"
 
 
 # The first bytes of each kind. None of them begins a text, except for PDF, whose version makes it clear.
@@ -30,7 +30,7 @@ _KINDS: tuple[tuple[bytes, Foreign], ...] = (
     (rb"\x1f[\x9d\xa0]", Foreign("a file of compress (.Z)")),
     (rb"(?s:.{257})ustar(\x00|  \x00)", Foreign("a tar archive")),
     (rb"%PDF-\d\.\d", Foreign("a PDF document", remedy="extract its text, for instance with pdftotext")),
-    (rb"PAR1\x15", Foreign("a Parquet file", remedy="give it to prepare with --parquet")),
+    (rb"PAR1\x15", Foreign("a Parquet file", remedy="pass it to prepare with --parquet")),
 )
 
 

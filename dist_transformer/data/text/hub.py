@@ -75,8 +75,8 @@ class HubDataset:
                 for pair in answer["pairs"]:
                     yield None if pair is None else (pair[0], pair[1])
         raise UserError(
-            f'dataset "{self.dataset}" (split {self.split}) crashed the datasets library: a file is damaged, or nested '
-            "too deeply, or memory is short: check its files, or give them as text files"
+            f'dataset "{self.dataset}" (split {self.split}) crashed the datasets library, because a file is damaged or '
+            "nested too deeply, or memory ran out: check its files, or pass them as text files"
         )
 
     def read(self) -> Iterator[Pair | None]:
@@ -148,8 +148,8 @@ class HubDataset:
         for text in texts:
             if text is not None and not isinstance(text, str):
                 raise UserError(
-                    f'dataset "{self.dataset}": the texts of "{language}" must be strings, not {type(text).__name__}: '
-                    "choose the columns with --src-lang and --tgt-lang"
+                    f'the texts of "{language}" in dataset "{self.dataset}" must be strings, not '
+                    f"{type(text).__name__}: choose the columns with --src-lang and --tgt-lang"
                 )
         return texts
 

@@ -76,7 +76,7 @@ def read_short_lines(path: Path, span: Span | None = None) -> Iterator[str | Non
     except (OSError, *DAMAGED) as error:
         raise _unreadable(path, error, lines) from None
     if span is not None and lines < span.count:
-        raise UserError(f"{path} became shorter while it was read: wait until it is whole, and give the command again")
+        raise UserError(f"{path} became shorter while it was read: wait until it is whole, and run the command again")
 
 
 def require_readable(path: Path) -> None:
@@ -101,7 +101,7 @@ def read_stream(file: BinaryIO, name: str) -> Iterator[str]:
             raise UserError(f"{name} is {found.name}, not text in UTF-8: {found.remedy}")
         yield from decode_lines(_lines_of(file, name), name)
     except OSError as error:
-        raise UserError(f"{name} cannot be read ({error.strerror or error}): give it a file or a pipe") from None
+        raise UserError(f"{name} cannot be read ({error.strerror or error}): connect it to a file or a pipe") from None
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _unreadable(path: Path, error: Exception, lines: int) -> UserError:
         if found is not None and found.suffix != path.suffix:
             return UserError(f"{path} is {found.name}, not a {path.suffix} file: {_renamed(found)}")
     return UserError(
-        f"{path} is not a complete {path.suffix} file (after line {lines}: {error}): download it again, or rename it "
+        f"{path} is not a complete {path.suffix} file (after line {lines}, {error}): download it again, or rename it "
         "if it is not compressed"
     )
 

@@ -50,7 +50,7 @@ class ParquetFile(FieldFile):
                     f"{self.path} cannot be read ({error.strerror}): check the file and its rights"
                 ) from None
             raise UserError(
-                f"{self.path} is not a complete Parquet file of UTF-8 text (after row {row}: {_first_line(error)}): "
+                f"{self.path} is not a complete Parquet file of UTF-8 text (after row {row}, {_first_line(error)}): "
                 "download it again, or check --parquet"
             ) from None
 
@@ -74,7 +74,7 @@ class ParquetFile(FieldFile):
         stored = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(is_text(stored) for is_text in _TEXTS):
             raise UserError(
-                f'{self.path}: the column "{field}" must hold strings, not {kind}: '
+                f'the column "{field}" in {self.path} must hold strings, not {kind}: '
                 "name the columns with --src-field and --tgt-field"
             )
         return path

@@ -30,9 +30,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
     try:
         return _parse(content)
     except ValueError as error:
-        raise UserError(
-            f"{path} {error}: give the tokenizer.json of a data or model folder, or a .model file"
-        ) from None
+        raise UserError(f"{path} {error}: use the tokenizer.json of a data or model folder, or a .model file") from None
 
 
 @functools.lru_cache(maxsize=1)

@@ -41,9 +41,9 @@ class Learning:
         if self.kind == "byte-bpe":
             given = "byte_fallback" if self.byte_fallback else "character_coverage" if coverage is not None else None
             if given:
-                raise UserError(f"{given} belongs to SentencePiece: leave it out, or give --vocabulary sentencepiece")
+                raise UserError(f"{given} is for SentencePiece: leave it out, or pass --vocabulary sentencepiece")
         elif coverage is not None and not _LEAST_COVERAGE <= coverage <= 1:
-            raise UserError(f"character_coverage is {coverage}: give a share from {_LEAST_COVERAGE} to 1")
+            raise UserError(f"character_coverage is {coverage}: it must be {_LEAST_COVERAGE} to 1")
         check_size(self.vocab_size, self.tags, all_bytes=self.kind == "byte-bpe" or self.byte_fallback)
 
     def learn(self, texts: Iterable[str]) -> Tokenizer:

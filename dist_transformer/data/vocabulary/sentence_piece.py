@@ -314,7 +314,7 @@ def learn_sentence_piece(
             )
         except RuntimeError as error:
             raise UserError(
-                f"SentencePiece cannot learn {vocab_size:,} entries from this text ({_reason(error)}): give another "
+                f"SentencePiece cannot learn {vocab_size:,} entries from this text ({_reason(error)}): use another "
                 "--vocab-size or --character-coverage"
             ) from None
     return wrap_sentence_piece(without_file_names(writer.getvalue()), normalization, tags)

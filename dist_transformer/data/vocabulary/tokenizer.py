@@ -30,7 +30,7 @@ def check_size(vocab_size: int, tags: Sequence[str], *, all_bytes: bool) -> None
         entries = "the special tokens" + ", the tags" * bool(tags) + " and the 256 bytes" * all_bytes
         raise UserError(f"vocab_size {vocab_size} is too small: {entries} take {least}, and 8,000 to 40,000 is usual")
     if vocab_size > LARGEST_VOCABULARY:
-        raise UserError(f"vocab_size {vocab_size} is too large: give at most {LARGEST_VOCABULARY:,}")
+        raise UserError(f"vocab_size {vocab_size} is too large: use at most {LARGEST_VOCABULARY:,}")
 
 
 def show_sizes(sizes: tuple[int, int]) -> str:

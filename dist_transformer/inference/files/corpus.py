@@ -188,9 +188,8 @@ def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
             f"{job.output} is being written by {holder}: wait for its end, or choose another --output"
         ),
         lost=(
-            f"{job.parts} is no longer held by this translation: its lock file was removed or replaced, and another "
-            "one may have started there; nothing more is written: give this command again when no other one writes "
-            f"{job.output}"
+            f"lost the lock on {job.parts}, whose lock file was removed or replaced; another translation may use the "
+            f"folder, so nothing more is written: rerun this command when no other one writes {job.output}"
         ),
         unlocked=f"make sure that no other command writes {job.output}",
     )
@@ -259,7 +258,7 @@ def require_free(output: Path) -> None:
 
 def _require_plain(output: Path) -> None:
     if is_compressed(output):
-        raise UserError(f"{output} would hold plain text: give a name without {output.suffix}")
+        raise UserError(f"{output} would hold plain text: use a name without {output.suffix}")
 
 
 def _refuse_existing(output: Path) -> None:
@@ -315,7 +314,7 @@ def _share(job: CorpusJob, start: _Start) -> Iterator[tuple[int, list[str]]]:
 
 def _changed(job: CorpusJob) -> UserError:
     return UserError(
-        f"the inputs of {job.output} have changed while they were translated: restore them and give the same command, "
+        f"the inputs of {job.output} have changed while they were translated: restore them and rerun the same command, "
         f"or remove {job.parts} to translate them as they are now"
     )
 
@@ -331,8 +330,8 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
                 lines = start.part(chunk).copy(whole)
                 if lines is None:
                     raise UserError(
-                        f"{start.part(chunk).path} was changed or removed by something else: give the same command to "
-                        "translate it again"
+                        f"{start.part(chunk).path} was changed or removed by another program: rerun the same command "
+                        "to translate it again"
                     )
                 written += lines
         if job.one_line_each and written != start.source.lines:
@@ -372,8 +371,8 @@ def with_prefixes(lines: Iterable[str], file: Path) -> Iterator[tuple[str, str]]
         if line is absent or prefix is absent:
             shorter, longer = ("the input", file) if line is absent else (file, "the input")
             raise UserError(
-                f"--prefix: {shorter} ends after {number:,} lines, and {longer} has more: use a file with one line for "
-                "each input line, empty for no prefix"
+                f"--prefix must have one line for each input line, empty for no prefix; {shorter} ends after "
+                f"{number:,} lines, and {longer} has more"
             )
         yield cast(str, line), cast(str, prefix)
 

@@ -33,7 +33,7 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         if self.nbest not in (None, *FORMATS):
-            raise UserError(f"the format is {self.nbest}: give one of {', '.join(FORMATS)}")
+            raise UserError(f"the format is {self.nbest}: it must be one of {', '.join(FORMATS)}")
         if self.nbest is not None and self.noise_seed is not None:
             raise UserError("noise is added to the best translation alone: leave out --nbest or --noise")
 

@@ -54,7 +54,7 @@ def require_same(parts: Path, manifest: bytes) -> None:
         raise UserError(f"{file} is damaged, or of another version: remove {parts} to start again")
     if other := _differences(before, now):
         raise UserError(
-            f"{parts} was started {' and '.join(other)}: give what it was started with to resume it, or remove that "
+            f"{parts} was started {' and '.join(other)}: use the same settings and files to resume it, or remove that "
             "folder to start again"
         )
 

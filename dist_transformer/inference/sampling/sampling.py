@@ -58,9 +58,9 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise UserError(f"seed is {self.seed}: give 0 or more")
+            raise UserError(f"seed is {self.seed}: it must be 0 or more")
         if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: give 1 (the most probable token) or more, 10 is usual")
+            raise UserError(f"top_k is {self.top_k}: it must be 1 (the most probable token) or more; 10 is usual")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: set a probability above 0 and up to 1, 0.9 is usual")
         if self.epsilon is not None and not 0 <= self.epsilon < 1:
@@ -68,7 +68,7 @@ class SamplingSettings:
         if self.samples < 1:
             raise UserError(f"the number of samples is {self.samples}: set 1 or more")
         if not 0 < self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}: give a number above 0, 1 is the model's own")
+            raise UserError(f"temperature is {self.temperature}: it must be above 0; 1 keeps the model's probabilities")
 
 
 def sample_several(

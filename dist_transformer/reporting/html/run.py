@@ -118,10 +118,10 @@ def load_run(run_dir: Path) -> Run:
     if not any((run_dir / name).is_file() for name in (SETTINGS_FILE, METRICS_FILE)):
         raise UserError(
             f"{run_dir} is not a run folder (it has no {SETTINGS_FILE} or {METRICS_FILE}): "
-            "give the --run-dir of a training run"
+            "use the --run-dir of a training run"
         )
     if (run_dir / WEIGHTS_FILE).is_file():
-        raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): give the run folder that it came from")
+        raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): use the run folder that it came from")
     settings = read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).is_file() else {}
     metrics = run_dir / METRICS_FILE
     try:

@@ -34,7 +34,7 @@ def content_problem(path: Path) -> str | None:
             return f"{path / STATE_FILE} states {wrong} {state.get(wrong)!r:.60}, which no run writes"
         if state["step"] != step_of(path.name):
             return f"{path / STATE_FILE} states step {state['step']}, which is not the step of its folder"
-        model = from_plain(ModelConfig, state["model"], f"{path / STATE_FILE}: model")
+        model = from_plain(ModelConfig, state["model"], str(path / STATE_FILE), inside="model.")
     except UserError as error:
         return str(error)
     expected = checkpoint_shapes(parameter_shapes(model), averaged=state.get("ema_decay", 0) > 0)

@@ -42,7 +42,7 @@ def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
         if manifest["format_version"] > FORMAT_VERSION:
             return {}, f"{path} was written by a newer version of dist_transformer"
         if manifest["format_version"] != 1 and not has_own_hash(content, manifest["sha256"]):
-            raise UserError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not what it states")
+            raise UserError(f"{MANIFEST_FILE} is damaged (its SHA-256 is not what it states)")
         files = {name: (stated["bytes"], stated["sha256"]) for name, stated in manifest["files"].items()}
         if any((type(size), type(sha256)) != (int, str) for size, sha256 in files.values()):
             raise UserError("it does not state the size and the SHA-256 of each file")
@@ -84,7 +84,7 @@ def _file_problem(folder: Path, name: str, stated: tuple[Any, Any]) -> str | Non
         return problem
     try:
         if (file.stat().st_size, sha256_of(file)) != stated:
-            return f"{file} is damaged: its size or SHA-256 is not what the manifest states"
+            return f"{file} is damaged (its size or SHA-256 is not what the manifest states)"
         # An attacker who wrote the file may have written the manifest too.
         if file.suffix == ".json":
             read_json(file, most=LISTING_BYTES)
@@ -115,7 +115,7 @@ def newest_checkpoint(
     folder = run_dir / CHECKPOINTS
     linked, found = distributed.broadcast_object((folder.is_symlink(), checkpoints_of(run_dir)))
     if linked:
-        raise UserError(f"{folder} is a link: put the real folder there, or give the --run-dir that it belongs to")
+        raise UserError(f"{folder} is a link: put the real folder there, or use the --run-dir that it belongs to")
     for path in found:
         problem = _agreed_problem(path, judge)
         if problem is None:
@@ -170,7 +170,7 @@ def stated_weights(file: Path) -> Stated:
     sha256 = weight_hashes(file.parent).get(file.name)
     if sha256 is None:
         raise UserError(
-            f"{file} has no hash in {file.parent / WEIGHT_HASHES}, so it cannot be checked: give weight files in the "
+            f"{file} has no hash in {file.parent / WEIGHT_HASHES}, so it cannot be checked: use weight files in the "
             "folder that their run wrote, checkpoints or model folders"
         )
     return Stated(sha256, WEIGHT_HASHES, "leave it out, or restore it")
@@ -180,7 +180,7 @@ def weights_problem(file: Path) -> str | None:
     """Describe what is wrong with a weight file; None if it matches its recorded hash, or none is recorded."""
     stated = weight_hashes(file.parent).get(file.name)
     if stated is not None and sha256_of(file) != stated:
-        return f"{file} is damaged: its SHA-256 is not what {WEIGHT_HASHES} states"
+        return f"{file} is damaged (its SHA-256 is not what {WEIGHT_HASHES} states)"
     return None
 
 

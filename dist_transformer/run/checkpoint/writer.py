@@ -246,7 +246,7 @@ class CheckpointWriter:
             describe=lambda error: (
                 str(error)
                 if isinstance(error, UserError)
-                else f"cannot write the checkpoint: {str(error) or type(error).__name__}: {remedy}"
+                else f"cannot write the checkpoint ({str(error) or type(error).__name__}): {remedy}"
             ),
             group=self._group,
         )

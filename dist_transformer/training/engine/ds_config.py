@@ -82,9 +82,9 @@ def load_ds_config(path: Path | None) -> dict[str, Any]:
     config = read_json(path)
     for key in config:
         if key in _OURS:
-            raise UserError(f"{path}: {key!r} is set by {_OURS[key]}: remove it from this file")
+            raise UserError(f"{key!r} in {path} is set by {_OURS[key]}: remove it from this file")
         if key not in _ALLOWED:
-            raise UserError(f"{path}: unknown key {key!r:.60}: use one of {', '.join(sorted(_ALLOWED))}")
+            raise UserError(f"{path} has the unknown key {key!r:.60}: use one of {', '.join(sorted(_ALLOWED))}")
     _refuse_auto(config, path, "")
     for key, value in config.items():
         _check_measurement(key, value, path)
@@ -101,7 +101,7 @@ def _shipped() -> dict[str, Path]:
 
 def _refuse_auto(value: Any, path: Path, where: str) -> None:
     if value == "auto":
-        raise UserError(f'{path}: {where} is "auto", which DeepSpeed reads as off: write a value')
+        raise UserError(f'{where} in {path} is "auto", which DeepSpeed reads as off: write a value')
     if isinstance(value, dict):
         for key, inner in value.items():
             _refuse_auto(inner, path, f"{where}.{key}" if where else key)
@@ -116,14 +116,14 @@ def _check_measurement(key: str, value: Any, path: Path) -> None:
     if kind is dict:
         return
     if isinstance(kind, dict) and not isinstance(value, dict):
-        raise UserError(f"{path}: {key} must be an object such as {{'enabled': true}}, not {value!r:.60}")
+        raise UserError(f"{key} in {path} must be an object such as {{'enabled': true}}, not {value!r:.60}")
     kinds, values = (kind, value) if isinstance(kind, dict) else ({"": kind}, {"": value})
     for inner, given in values.items():
         name = f"{key}.{inner}" if inner else key
         if inner not in kinds:
-            raise UserError(f"{path}: unknown key {name!r:.80}: use one of {', '.join(kinds)}")
+            raise UserError(f"{path} has the unknown key {name!r:.80}: use one of {', '.join(kinds)}")
         if not _is_of(kinds[inner], given):
-            raise UserError(f"{path}: {name} is {given!r:.60}: give {_KINDS[kinds[inner]]}")
+            raise UserError(f"{name} in {path} must be {_KINDS[kinds[inner]]}, not {given!r:.60}")
 
 
 def _is_of(kind: type, value: Any) -> bool:
@@ -136,19 +136,19 @@ def _is_of(kind: type, value: Any) -> bool:
 
 def _check_zero(zero: Any, path: Path) -> None:
     if not isinstance(zero, dict):
-        raise UserError(f"{path}: zero_optimization must be an object such as {{'stage': 1}}")
+        raise UserError(f"zero_optimization in {path} must be an object such as {{'stage': 1}}")
     unknown = sorted(set(zero) - internals.zero_keys())
     if unknown:
-        raise UserError(f"{path}: unknown key 'zero_optimization.{unknown[0]}': see DeepSpeed's ZeRO options")
+        raise UserError(f"{path} has the unknown key 'zero_optimization.{unknown[0]}': see DeepSpeed's ZeRO options")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
-            f"{path}: zero_optimization.compute_grad_norm is false, "
+            f"zero_optimization.compute_grad_norm in {path} is false, "
             "but the norm shows whether a step is finite: remove it"
         )
     if zero.get("zenflow"):
-        raise UserError(f"{path}: zero_optimization.zenflow does not sum gradients, as the trainer does: remove it")
+        raise UserError(f"zero_optimization.zenflow in {path} does not sum gradients, as the trainer does: remove it")
     if problem := internals.zero_problem(zero):
-        raise UserError(f"{path}: zero_optimization.{problem}")
+        raise UserError(f"in {path}, zero_optimization.{problem}")
 
 
 def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:

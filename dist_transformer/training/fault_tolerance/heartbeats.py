@@ -128,7 +128,7 @@ def who_is_behind(before: Mapping[int, Beat], after: Mapping[int, Beat], size: i
     lines = [f"rank {rank} never started" for rank in range(size) if rank not in after]
     beats = [beat for _, beat in sorted(after.items())]
     silent = [beat for beat in beats if beat.rank in before and before[beat.rank].count == beat.count]
-    lines += [f"{beat} gives no sign of life; last seen in {beat.place}" for beat in silent]
+    lines += [f"{beat} shows no sign of life; last seen in {beat.place}" for beat in silent]
     living = [beat for beat in beats if beat not in silent]
     furthest = max((beat.progress for beat in living), default=0)
     lines += [f"{beat} is behind, in {beat.place}" for beat in living if beat.progress < furthest]

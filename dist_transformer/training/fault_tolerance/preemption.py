@@ -122,7 +122,7 @@ def seconds_left(walltime_minutes: float, *, age: float) -> float | None:
     try:
         answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        say(f"squeue does not report the job's time limit ({error}): give --walltime-minutes", file=sys.stderr)
+        say(f"squeue does not report the job's time limit ({error}): pass --walltime-minutes", file=sys.stderr)
         return None
     return parse_slurm_duration(answer)
 

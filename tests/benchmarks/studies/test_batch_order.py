@@ -145,4 +145,4 @@ def test_the_tool_writes_figures_and_picture(tmp_path: Path) -> None:
     assert list(result["curves"]) == list(result["figures"]) == ["sorted", "random", "buckets"]
     assert (tmp_path / "out" / "batch_order.png").stat().st_size > 10_000
     output = run_command(*command, "--epochs", 1, status=1)
-    assert output.startswith("error: --epochs is 1: give 2 or more")
+    assert output.startswith("error: --epochs is 1: it must be 2 or more")

@@ -129,7 +129,7 @@ def test_without_validation_there_is_no_perplexity(monkeypatch: pytest.MonkeyPat
 def test_none_is_no_number(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed's launcher takes 0 processes for one."""
     monkeypatch.setattr(sys, "argv", ["table3.py", "--data", "d", "--out", "o", flag, "0"])
-    with pytest.raises(UserError, match=rf"^{flag} is 0: give a number above 0$"):
+    with pytest.raises(UserError, match=rf"^{flag} is 0: it must be above 0$"):
         main()
 
 

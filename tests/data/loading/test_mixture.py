@@ -119,7 +119,7 @@ def test_folders_of_one_vocabulary_are_mixed_by_size(config: TrainConfig, toy_da
 
 
 def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfig, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data_weights .* give a number above 0 for each"):
+    with pytest.raises(UserError, match=r"data_weights .* pass one weight above 0 for each folder of --data"):
         config.changed(data_weights=(1.0, 2.0))
     with pytest.raises(UserError, match="--data is empty"):
         open_training_data(config.changed(data=()).corpora, config.batch, seed=config.seed)

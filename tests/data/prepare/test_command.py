@@ -1,14 +1,13 @@
 """tools/prepare_data.py as a user types it."""
 
 import json
-import sys
 from pathlib import Path
 
 import datasets
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.runtime.launch import as_typed
+from dist_transformer.runtime.launch import as_typed, own_command
 from tests.data.prepare.preparing import FULL_WIDTH, command, corpus, names, train_text, write_pairs
 from tests.rights import wrong_rights
 
@@ -28,8 +27,9 @@ def test_command_takes_the_normalisation(tmp_path: Path) -> None:
 def test_command_prepares_the_toy_corpus(tmp_path: Path) -> None:
     result = command("--toy", "200", "--vocab-size", "500", "--out", tmp_path / "toy")
     assert (result.returncode, result.stderr) == (0, "")
-    flags = ["--preset", "tiny", "--data", tmp_path / "toy", "--run-dir", "runs/first"]
-    assert f"next: {as_typed([sys.executable, '-m', 'dist_transformer.train', *flags])}\n" in result.stdout
+    flags = ["--preset", "tiny", "--data", tmp_path / "toy", "--run-dir", "runs/toy"]
+    assert f"\nnext: {as_typed(own_command('train', *flags))}\n" in result.stdout
+    assert "\npreset: tiny " in result.stdout
     data = DataFolder.open(tmp_path / "toy")
     assert (data.index.corpus, data.index.synthetic) == ("toy grammar", True)
     assert (data.index.pairs_read, data.index.valid_text.pairs) == (200, 20)
@@ -98,7 +98,7 @@ def test_command_reads_parquet_streams_and_patterns(tmp_path: Path, monkeypatch:
     ("arguments", "message"),
     [
         (("--src", "*.none", "--tgt", "b"), 'error: --src "*.none" matches no file'),
-        (("--parquet", "a"), "error: --parquet needs the names of its two text fields: give --src-field"),
+        (("--parquet", "a"), "error: --parquet needs the names of its two text fields: pass --src-field"),
         (("--streaming", "--src", "a", "--tgt", "b"), "error: --streaming is for --dataset"),
     ],
 )

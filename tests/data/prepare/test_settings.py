@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.prepare.pipeline import run_folder_for
 from dist_transformer.data.text.files import TsvFile, line_files
 from tests.data.prepare.preparing import corpus, run
 
@@ -22,11 +23,11 @@ from tests.data.prepare.preparing import corpus, run
         ({"vocab_sample_pairs": 0}, "vocab_sample_pairs 0 is too small"),
         ({"workers": 0}, "workers 0 is too small"),
         ({"seed": -1}, "seed -1 is too small"),
-        ({"max_length_ratio": 0.5}, "max_length_ratio is 0.5: give a number"),
-        ({"max_length_ratio": float("nan")}, "max_length_ratio is nan: give a number"),
-        ({"max_length_ratio": float("inf")}, "max_length_ratio is inf: give a number"),
-        ({"workers": 10**9}, "workers 1000000000 is too large: give at most 1,024"),
-        ({"vocab_size": 10**18}, "is too large: give at most 16,777,216"),
+        ({"max_length_ratio": 0.5}, "max_length_ratio is 0.5: it must be at least 1"),
+        ({"max_length_ratio": float("nan")}, "max_length_ratio is nan: it must be at least 1"),
+        ({"max_length_ratio": float("inf")}, "max_length_ratio is inf: it must be at least 1"),
+        ({"workers": 10**9}, "workers is 1000000000: it must be at most 1,024"),
+        ({"vocab_size": 10**18}, "is too large: use at most 16,777,216"),
         ({"valid_pairs": 10**18}, "is too large"),
         ({"pairs_per_shard": 2**27}, "exceeds what one Arrow batch holds"),
         ({"max_tokens": 2}, "no training pair is left of train.en + train.de (0 empty, 18 too_long"),
@@ -50,3 +51,20 @@ def test_languages_that_cannot_be_told_are_asked_for(tmp_path: Path) -> None:
         run(tmp_path, [], sources=tuple(line_files([Path("a.en"), Path("b.en")], [Path("a.de"), Path("b.fr")])))
     index, _ = run(tmp_path, [], sources=sources, source_language="en", target_language="x-klingon")
     assert index.target_language == "x-klingon"
+
+
+@pytest.mark.parametrize(
+    ("data", "run"), [("data/mine", "runs/mine"), ("mine", "runs/mine"), ("runs/mine", "runs/mine-run")]
+)
+def test_a_first_run_has_the_name_of_its_data(
+    data: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_folder_for(Path(data)) == Path(run)
+    assert run_folder_for(tmp_path / data) == Path(run)
+
+
+def test_a_data_folder_here_has_the_name_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert run_folder_for(Path()) == Path("runs/mine")

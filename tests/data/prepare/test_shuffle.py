@@ -31,7 +31,7 @@ def test_each_pair_is_in_exactly_one_shard_or_held_out(tmp_path: Path, monkeypat
     # 900 pairs in 5 shards of 180 on average; a hash deals them within 5 standard deviations of 12.
     assert [120 < shard.pairs < 240 for shard in index.train.shards] == [True] * 5
     assert "100 pairs held out" in "\n".join(report)
-    assert report[-1].endswith(f"--data {tmp_path / 'out'} --run-dir runs/first")
+    assert report[-1].endswith(f"--data {tmp_path / 'out'} --run-dir runs/out")
 
 
 def test_a_sorted_corpus_is_well_mixed(tmp_path: Path) -> None:

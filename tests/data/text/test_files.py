@@ -250,7 +250,7 @@ FOREIGN = [
     ("t.7z", b"7z\xbc\xaf\x27\x1c\0\4", "is a 7z archive"),
     ("t.tar.gz", gzip.compress(b"t.de".ljust(257, b"\0") + b"ustar\0" + b"00"), "contains a tar archive"),
     ("t.de", b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF document, not text in UTF-8: extract its text"),
-    ("t.de", b"PAR1\x15\x04", "is a Parquet file, not text in UTF-8: give it to prepare with --parquet"),
+    ("t.de", b"PAR1\x15\x04", "is a Parquet file, not text in UTF-8: pass it to prepare with --parquet"),
     ("t.de", b"eins\rzwei\rdrei", "has lines that end in CR alone, as on the old Mac, and no LF: convert it"),
     ("t.de", b"eins\r" * LONGEST_LINE, "has lines that end in CR alone"),
 ]

@@ -139,8 +139,8 @@ def test_a_file_that_crashes_the_library_is_refused(hub: Path, suffix: str, stre
     with pytest.raises(UserError) as refused:
         list(hub_source(hub, streaming=streaming).pairs())
     assert str(refused.value) == (
-        f'dataset "{hub}" (split train) crashed the datasets library: a file is damaged, or nested too deeply, or '
-        "memory is short: check its files, or give them as text files"
+        f'dataset "{hub}" (split train) crashed the datasets library, because a file is damaged or nested too '
+        "deeply, or memory ran out: check its files, or pass them as text files"
     )
 
 

@@ -109,7 +109,7 @@ def test_damaged_and_missing_parquet_files_are_named(tmp_path: Path) -> None:
     source = table(tmp_path / "t.parquet", {"en": rows, "de": rows}, row_group_size=1_000, use_dictionary=False)
     content = source.path.read_bytes()
     write(source.path, content[:-100])
-    assert "t.parquet is not a complete Parquet file of UTF-8 text (after row 0: " in refusal(source)
+    assert "t.parquet is not a complete Parquet file of UTF-8 text (after row 0, " in refusal(source)
     # The last row group is overwritten, the footer is not.
     write(source.path, content[: len(content) // 2] + bytes(range(256)) * 20 + content[len(content) // 2 + 5_120 :])
     assert "t.parquet is not a complete Parquet file of UTF-8 text (after row " in refusal(source)

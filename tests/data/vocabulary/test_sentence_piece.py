@@ -164,7 +164,7 @@ def test_a_wrong_file_is_refused(
     change(parts)
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
     if said:
-        with pytest.raises(UserError, match=rf"tokenizer.json .*{said}.*: give the tokenizer.json of"):
+        with pytest.raises(UserError, match=rf"tokenizer.json .*{said}.*: use the tokenizer.json of"):
             load_vocabulary(tmp_path / "tokenizer.json")
     else:
         # Another order of the pieces is another vocabulary, and is kept.
@@ -190,7 +190,7 @@ def test_a_piece_that_is_spelled_like_a_special_token_is_refused() -> None:
         ({"kind": "byte-bpe", "character_coverage": 1.0}, "character_coverage belongs to SentencePiece"),
         (
             {"kind": "sentencepiece", "character_coverage": 0.5},
-            "character_coverage is 0.5: give a share from 0.98 to 1",
+            "character_coverage is 0.5: it must be 0.98 to 1",
         ),
         ({"kind": "sentencepiece", "vocab_size": 4}, "vocab_size 4 is too small"),
         ({"kind": "sentencepiece-bpe", "vocab_size": 260, "byte_fallback": True, "tags": ("<2de>",)}, "take 261"),
@@ -203,5 +203,5 @@ def test_wrong_settings_of_learning(settings: dict[str, Any], said: str) -> None
 
 
 def test_a_text_with_more_characters_than_entries() -> None:
-    with pytest.raises(UserError, match=r"SentencePiece cannot learn 10 entries from this text .*: give another"):
+    with pytest.raises(UserError, match=r"SentencePiece cannot learn 10 entries from this text .*: use another"):
         Learning(kind="sentencepiece", vocab_size=10).learn(TEXT)

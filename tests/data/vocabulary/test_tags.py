@@ -78,14 +78,14 @@ def test_the_file_states_the_tags(made: Tokenizer, loaded: Tokenizer, tmp_path: 
     "tag", ["the", "<s>", "</s>", "<pad>", "<>", "<_>", "<a b>", "<ä>", "bt>", "<bt", "<a><b>", ""]
 )
 def test_what_cannot_be_a_tag_is_refused(tag: str) -> None:
-    with pytest.raises(UserError, match="cannot be a tag: give a name between < and >"):
+    with pytest.raises(UserError, match="cannot be a tag: use a name between < and >"):
         learn_byte_bpe(TEXTS, vocab_size=330, tags=("<bt>", tag))
 
 
 def test_tags_need_room_and_are_named_once() -> None:
     with pytest.raises(UserError, match="the special tokens, the tags and the 256 bytes take 262"):
         learn_byte_bpe(TEXTS, vocab_size=261, tags=TAGS)
-    with pytest.raises(UserError, match="<bt> is given twice"):
+    with pytest.raises(UserError, match="<bt> appears twice"):
         learn_byte_bpe(TEXTS, vocab_size=330, tags=("<bt>", "<bt>"))
 
 
@@ -105,7 +105,7 @@ def test_a_direction_is_chosen_by_name() -> None:
     assert choose_direction([back], None, ["<bt>", "<2en>"]).tags == ("<bt>", "<2en>")
     with pytest.raises(UserError, match="several directions: choose one of en-de, de-en with --direction"):
         choose_direction([plain, back], None, ["<2en>"])
-    with pytest.raises(UserError, match="no direction en-fr: give --direction en-de or de-en"):
+    with pytest.raises(UserError, match="no direction en-fr: pass --direction en-de or de-en"):
         choose_direction([plain, back], "en-fr")
     assert (worth_stating([plain]), worth_stating([back])) == ((), (back,))
     assert worth_stating([plain, back]) == (plain, back)

@@ -181,7 +181,7 @@ def test_other_settings_are_refused(job: CorpusJob, settings: dict[str, Any], sa
     with pytest.raises(UserError) as error:
         translate_corpus(replace(job, settings={**job.settings, **settings}), Shouter(), as_text)
     assert str(error.value) == (
-        f"{job.parts} was started {said}: give what it was started with to resume it, or remove that folder to start "
+        f"{job.parts} was started {said}: use the same settings and files to resume it, or remove that folder to start "
         "again"
     )
     translate_corpus(job, Shouter(), as_text)
@@ -215,7 +215,7 @@ def test_an_output_that_exists_stays(job: CorpusJob) -> None:
     with pytest.raises(UserError, match="exists already"):
         translate_corpus(job, Shouter(), as_text)
     assert job.output.read_text() == "mine"
-    with pytest.raises(UserError, match="would hold plain text: give a name without"):
+    with pytest.raises(UserError, match="would hold plain text: use a name without"):
         replace(job, output=job.output.with_suffix(".gz"))
 
 
@@ -435,7 +435,7 @@ def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJo
             change_word(job.parts)
         return Shouter()(lines, first, prefixes)
 
-    with pytest.raises(UserError, match=r"000001 was changed or removed by something else: give the same command"):
+    with pytest.raises(UserError, match=r"000001 was changed or removed by another program: rerun the same command"):
         translate_corpus(job, damage, as_text)
     assert not job.output.exists()
     translate_corpus(job, Shouter(), as_text)
@@ -448,7 +448,7 @@ def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJ
             (job.parts / "lock").unlink()
         return Shouter()(lines, first, prefixes)
 
-    with pytest.raises(UserError, match="is no longer held by this translation"):
+    with pytest.raises(UserError, match=r"^lost the lock on .*, whose lock file was removed or replaced"):
         translate_corpus(job, lose, as_text)
     assert sorted(path.name for path in job.parts.iterdir()) == ["000000", "manifest.json"]
 

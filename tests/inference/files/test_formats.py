@@ -50,5 +50,5 @@ def test_noise_goes_by_seed_and_line() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="leave out --nbest or --noise"):
         OutputFormat(nbest="tsv", noise_seed=1)
-    with pytest.raises(UserError, match="give one of moses, tsv, jsonl"):
+    with pytest.raises(UserError, match="it must be one of moses, tsv, jsonl"):
         OutputFormat(nbest="xml")

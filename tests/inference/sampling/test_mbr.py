@@ -87,7 +87,7 @@ def test_of_a_model(model_folder: Path, toy_lines: Lines) -> None:
     assert found[4][0].text
     (with_prefix,) = model.mbr(lines[:1], samples=4, prefixes=["der"], **way)  # type: ignore[arg-type]
     assert with_prefix[0].text.startswith("der")
-    with pytest.raises(UserError, match="lines is a text: give a list of lines"):
+    with pytest.raises(UserError, match="lines is a string: pass a list of lines"):
         model.mbr(lines[0], samples=4)
 
 

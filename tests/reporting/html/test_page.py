@@ -401,7 +401,7 @@ def test_where_it_is_written(run_dir: Path, tmp_path: Path) -> None:
     assert write_report(run_dir, tmp_path / "other.html") == tmp_path / "other.html"
     with pytest.raises(UserError, match=r"nowhere/x\.html cannot be written \(No such file or directory\): choose"):
         write_report(run_dir, tmp_path / "nowhere" / "x.html")
-    with pytest.raises(UserError, match="is a folder: give --out the name of a file"):
+    with pytest.raises(UserError, match="is a folder: pass the name of a file to --out"):
         write_report(run_dir, tmp_path)
 
 
@@ -431,5 +431,5 @@ def test_the_tool_refuses_what_is_no_run(tmp_path: Path) -> None:
     told = run_command(sys.executable, "-m", "dist_transformer", "report", tmp_path, status=1)
     assert told == (
         f"error: {tmp_path} is not a run folder (it has no config.json or metrics.jsonl): "
-        "give the --run-dir of a training run\n"
+        "use the --run-dir of a training run\n"
     )

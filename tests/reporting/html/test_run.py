@@ -132,5 +132,5 @@ def test_a_model_folder_is_no_run(tmp_path: Path) -> None:
     """A report in it would make it a folder that no later model may replace."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError, match=r"is a model folder .*: give the run folder that it came from"):
+    with pytest.raises(UserError, match=r"is a model folder .*: use the run folder that it came from"):
         load_run(tmp_path)

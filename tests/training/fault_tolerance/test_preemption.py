@@ -57,7 +57,7 @@ def test_time_left_is_what_the_flag_says(job: pytest.MonkeyPatch) -> None:
 def test_a_squeue_that_fails_sets_no_limit(job: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     job.setenv("SLURM_JOB_ID", "18")
     assert seconds_left(0, age=0) is None
-    assert "give --walltime-minutes" in capfd.readouterr().err
+    assert "pass --walltime-minutes" in capfd.readouterr().err
 
 
 def preemption_of_one() -> tuple[Preemption, Watchdog]:

@@ -40,7 +40,7 @@ def test_a_rank_without_new_beats_is_named() -> None:
     before = {0: beat(0, 5, 7), 1: beat(1, 5, 7)}
     after = {0: beat(0, 8, 7), 1: beat(1, 5, 7)}
     found = who_is_behind(before, after, 2)
-    assert found == "rank 1 (n1, process 101) gives no sign of life; last seen in training, step 7, a.py:1 f"
+    assert found == "rank 1 (n1, process 101) shows no sign of life; last seen in training, step 7, a.py:1 f"
 
 
 def test_ranks_that_got_less_far_are_named() -> None:
@@ -180,7 +180,7 @@ def test_a_launch_begins_while_ranks_of_the_last_one_leave(tmp_path: Path) -> No
     last.publish(beat(0, 1000, 99))
     last.withdraw()
     assert here.who_is_behind(wait_seconds=0) == (
-        "rank 0 (n1, process 100) gives no sign of life; last seen in training, step 5, b.py:2 g"
+        "rank 0 (n1, process 100) shows no sign of life; last seen in training, step 5, b.py:2 g"
     )
 
 
