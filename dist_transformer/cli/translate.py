@@ -34,6 +34,9 @@ on --seed and the line's number only.
 line, in the order in which they were drawn; with --distinct, samples whose text was drawn before are replaced by
 further ones, and a line has fewer than N if 10 N samples have fewer texts.
 
+--closest-to FILE writes, of all hypotheses of the beam, the one with the best sentence BLEU against line i of FILE. If
+FILE has the references, this is the text from which a student learns (Kim and Rush 2016).
+
 --mbr N draws N samples of each line and writes the one with the best expected utility (minimum Bayes risk): the mean of
 its chrF, or BLEU, with all samples as references. With --nbest K, the K best texts, with the utility as score.
 
@@ -44,7 +47,7 @@ import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +55,7 @@ from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
+from dist_transformer.evaluation.closest import Closest
 from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.inference.files.formats import FORMATS, OutputFormat
 from dist_transformer.inference.files.parts import parts_of
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
     import torch
 
     from dist_transformer.inference.beam import BeamSettings
+    from dist_transformer.inference.files.corpus import Translate
     from dist_transformer.inference.sampling.mbr import MbrSettings
     from dist_transformer.inference.sampling.sampling import SamplingSettings
     from dist_transformer.inference.translator import Translation, Translator
@@ -88,6 +93,20 @@ _INPUT = "standard input"
 _LONGEST_WAIT_MINUTES = 7 * 24 * 60.0
 # Flags for what to translate and where to write it; all other flags affect the translations.
 _PLACES = ("model", "input", "output", "device", "local_rank")
+_CONFLICTS = (
+    (("--prefix", "--noise"), "--noise changes the words that --prefix sets: leave one of them out"),
+    *(
+        (("--mbr", other), f"--mbr draws and chooses samples of its own: leave --mbr or {other} out")
+        for other in ("--sample", "--noise")
+    ),
+    (("--sample", "--noise"), "--sample draws translations and --noise needs a search: leave one of them out"),
+    *(
+        (("--closest-to", other), f"--closest-to chooses among the hypotheses of a beam: leave it or {other} out")
+        for other in ("--nbest", "--sample", "--noise", "--mbr")
+    ),
+)
+# Files with a line for each input line.
+_BESIDE = ("prefix", "closest_to")
 
 
 def main() -> None:
@@ -124,7 +143,7 @@ def check_files(arguments: argparse.Namespace, world: World) -> None:
     decoding_settings(arguments, check_model(arguments))
     chunk_lines(arguments, "cpu")
     require_free(arguments.output)
-    for path in (*expand(arguments.input, "--input"), *([arguments.prefix] if arguments.prefix else [])):
+    for path in (*expand(arguments.input, "--input"), *files_beside(arguments).values()):
         require_readable(path)
 
 
@@ -140,7 +159,7 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     # Early, because the imports below take seconds.
     check_model(arguments)
 
-    from dist_transformer.inference.files.corpus import with_prefixes
+    from dist_transformer.inference.files.corpus import aligned
     from dist_transformer.inference.translator import count_notes
     from dist_transformer.runtime.device import find_device
 
@@ -151,13 +170,13 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
     first, lines_at_once = 0, 1 if at_terminal else chunk_lines(arguments, device.type)
     notes = Counter[str]()
-    # An empty prefix is none.
-    pairs = ((line, "") for line in lines) if arguments.prefix is None else with_prefixes(lines, arguments.prefix)
-    while chunk := list(itertools.islice(pairs, lines_at_once)):
-        sources, prefixes = map(list, zip(*chunk, strict=True))
+    beside, translate = files_beside(arguments), translation_of(arguments, translator, info)
+    rows = aligned(lines, beside)
+    while chunk := list(itertools.islice(rows, lines_at_once)):
+        sources, *others = map(list, zip(*chunk, strict=True))
         if first == 0:
             warn_of_wrong_side(sources, translator, info)
-        translations = translator.translate(sources, first=first, prefixes=prefixes)
+        translations = translate(sources, first, dict(zip(beside, others, strict=True)))
         texts = [output.text_of(number, translation) for number, translation in enumerate(translations, first)]
         sys.stdout.buffer.write("".join(texts).encode("utf-8"))
         sys.stdout.buffer.flush()
@@ -179,8 +198,8 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
     precision = agreed_precision(arguments.precision, device)
     translator, info = on_all_ranks(lambda: load_translator(arguments, device, precision))
     how = {name: value for name, value in vars(arguments).items() if name not in _PLACES}
-    # Its text is a part of the inputs.
-    how["prefix"] = arguments.prefix is not None
+    # Their texts are a part of the inputs.
+    how |= {name: vars(arguments)[name] is not None for name in _BESIDE}
     # Settings that the device decides are recorded under their own flags.
     how |= {"batch_tokens": translator.max_batch_tokens, "device": device.type, "chunk_lines": lines_at_once}
     how["precision"] = precision
@@ -190,20 +209,39 @@ def translate_files(arguments: argparse.Namespace, device: "torch.device") -> No
         output=arguments.output,
         chunk_lines=lines_at_once,
         settings={f"--{name.replace('_', '-')}": value for name, value in how.items()},
-        prefix=arguments.prefix,
+        beside=files_beside(arguments),
         one_line_each=output.one_line_each,
     )
     notes = Counter[str]()
 
-    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> "list[Translation]":
+    translated = translation_of(arguments, translator, info)
+
+    def translate(lines: list[str], first: int, beside: dict[str, list[str]]) -> "Sequence[Translation]":
         if first == 0:
             warn_of_wrong_side(lines, translator, info, job.inputs[0])
-        translations = translator.translate(lines, first=first, prefixes=prefixes)
+        translations = translated(lines, first, beside)
         notes.update(count_notes(translations))
         return translations
 
     translate_corpus(job, translate, output.text_of)
     say_notes(sum(map(Counter[str], gather_objects(notes)), Counter[str]()))
+
+
+def files_beside(arguments: argparse.Namespace) -> dict[str, Path]:
+    """Return the files with a line for each input line, by their flags."""
+    files = {f"--{name.replace('_', '-')}": vars(arguments)[name] for name in _BESIDE}
+    return {flag: file for flag, file in files.items() if file is not None}
+
+
+def translation_of(arguments: argparse.Namespace, translator: "Translator", info: "ModelInfo") -> "Translate":
+    """Return the translation of lines with those of the files beside them."""
+    choose = Closest(info.target_language) if arguments.closest_to is not None else None
+
+    def translate(lines: list[str], first: int, beside: dict[str, list[str]]) -> "Sequence[Translation]":
+        found = translator.translate(lines, first=first, prefixes=beside.get("--prefix"))
+        return found if choose is None else list(map(choose, found, beside["--closest-to"]))
+
+    return translate
 
 
 def warn_of_wrong_side(lines: list[str], translator: "Translator", info: "ModelInfo", file: Path | None = None) -> None:
@@ -250,7 +288,8 @@ def decoding_settings(
     arguments: argparse.Namespace, info: ModelInfo
 ) -> "tuple[BeamSettings, SamplingSettings | None, MbrSettings | None]":
     is_search = not arguments.sample and arguments.mbr is None
-    search = beam_settings(arguments, nbest=arguments.nbest if is_search and arguments.nbest is not None else 1)
+    several = arguments.beam if arguments.closest_to is not None else arguments.nbest
+    search = beam_settings(arguments, nbest=several if is_search and several is not None else 1)
     mbr = mbr_settings(arguments, language=info.target_language, nbest=arguments.nbest)
     return search, sampling_settings(arguments), mbr
 
@@ -296,7 +335,7 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
         raise UserError(f"{given} needs {missing}: pass both, or neither for standard input and output")
     if arguments.output is not None:
         parts = parts_of(arguments.output)
-        inputs = (*arguments.model, arguments.prefix, *expand(arguments.input, "--input"))
+        inputs = (*arguments.model, *files_beside(arguments).values(), *expand(arguments.input, "--input"))
         claim_file(arguments.output, "--output", inputs, beside=[parts])
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: pass --input and --output, or start one")
@@ -308,13 +347,9 @@ def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
             raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
     if arguments.epsilon is not None and not arguments.sample and arguments.mbr is None:
         raise UserError("--epsilon needs --sample or --mbr: add one of them, or leave --epsilon out")
-    if arguments.prefix is not None and arguments.noise:
-        raise UserError("--noise changes the words that --prefix sets: leave one of them out")
-    if arguments.mbr is not None and (arguments.sample or arguments.noise):
-        other = "--sample" if arguments.sample else "--noise"
-        raise UserError(f"--mbr draws and chooses samples of its own: leave --mbr or {other} out")
-    if arguments.sample and arguments.noise:
-        raise UserError("--sample draws translations and --noise needs a search: leave one of them out")
+    for flags, problem in _CONFLICTS:
+        if all(vars(arguments)[flag.removeprefix("--").replace("-", "_")] not in (None, False) for flag in flags):
+            raise UserError(problem)
     if arguments.distinct and arguments.nbest is None:
         raise UserError("--distinct compares several samples of a line: set their number with --nbest, or leave it out")
 
@@ -343,6 +378,7 @@ def parse_arguments() -> argparse.Namespace:
     add_decoding_options(parser)
     add_split_option(parser, default="the longest source in the training")
     parser.add_argument("--prefix", type=Path, metavar="F", help="beginnings of the translations, line by line")
+    parser.add_argument("--closest-to", type=Path, metavar="F", help="write the hypothesis closest to F, line by line")
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")
     parser.add_argument("--format", choices=FORMATS, help="format of --nbest (default moses)")
     parser.add_argument("--sample", action="store_true", help="draw each token from the model, without search")

@@ -141,7 +141,10 @@ def test_samples_noise_and_the_best_few_under_a_launcher(model_folder: Path, fil
     """The same on one rank and on two, and through standard input and output."""
     text = gzip.decompress(files[0].read_bytes()) + files[1].read_bytes()
     tool = [str(ROOT / "tools" / "translate.py"), "--model", str(model_folder), "--max-extra-tokens", "5"]
+    references = tmp_path / "references"
+    references.write_text("a reference .\n" * len(text.splitlines()), encoding="utf-8")
     for options in (
+        ["--closest-to", str(references), "--beam", "3"],
         ["--sample", "--top-k", "10", "--seed", "5"],
         ["--noise", "--beam", "1"],
         ["--nbest", "2", "--format", "jsonl", "--beam", "2"],
@@ -189,6 +192,11 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--utility", "bleu"], "--utility is for --mbr: add --mbr N, or leave --utility out"),
         (["--prefix", "a", "--noise"], "--noise changes the words that --prefix sets: leave one of them out"),
         (["--prefix", "none.de"], "none.de does not exist: check the"),
+        (
+            ["--closest-to", "a", "--nbest", "2"],
+            "--closest-to chooses among the hypotheses of a beam: leave it or --nbest",
+        ),
+        (["--closest-to", "none.de"], "none.de does not exist: check the"),
         (["--mbr", "1"], "mbr is 1: set 2 to 1,000 samples per line"),
         (["--mbr", "4", "--nbest", "5"], "nbest is 5: set 1 up to the 4 samples of mbr"),
         (["--mbr", "4", "--sample"], "--mbr draws and chooses samples of its own: leave --mbr or --sample out"),

@@ -21,8 +21,8 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,6 +51,7 @@ from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks,
 _FAILED, _WHOLE, _COMPLETE = "failed", "whole", "complete"
 _OWN_NAMES = {MANIFEST_FILE, LOCK_FILE, _FAILED, _WHOLE, _COMPLETE}
 _SECONDS_BETWEEN_REPORTS = 30.0
+Translate = Callable[[list[str], int, dict[str, list[str]]], Sequence[Translation]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +67,8 @@ class CorpusJob:
     """Input lines that a rank translates and keeps at a time."""
     settings: dict[str, Any]
     """Settings that may change the output: JSON values by flag."""
-    prefix: Path | None = None
-    """Text file with a line for each input line, which its translation begins with."""
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    """Text files with a line for each input line, by the flags that name them."""
     one_line_each: bool = True
     """Whether every input line has exactly one line in the output."""
 
@@ -109,7 +110,7 @@ class _Start:
 
 def translate_corpus(
     job: CorpusJob,
-    translate: Callable[[list[str], int, list[str] | None], Sequence[Translation]],
+    translate: Translate,
     text_of: Callable[[int, Translation], str],
 ) -> None:
     """Translate the inputs into the output.
@@ -119,7 +120,7 @@ def translate_corpus(
     Args:
         job: the same on every rank.
         translate: returns the translations of lines; its second argument is the number of the first line, from 0, and
-            its third one the prefixes of the lines, if there are any.
+            its third one the lines of the files beside the inputs, by flag.
         text_of: formats the translation of a line; its first argument is the number of the line, from 0.
 
     Raises:
@@ -148,7 +149,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
         held: receives the lock of the folder.
     """
     require_free(job.output)
-    for path in (*job.inputs, *([job.prefix] if job.prefix else [])):
+    for path in (*job.inputs, *job.beside.values()):
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file, and it is read several times: save its lines in one")
     # All lines are read before anything is written and before hours of work, because the last one may not be UTF-8.
@@ -269,7 +270,7 @@ def _refuse_existing(output: Path) -> None:
 def _translate_share(
     job: CorpusJob,
     start: _Start,
-    translate: Callable[[list[str], int, list[str] | None], Sequence[Translation]],
+    translate: Translate,
     text_of: Callable[[int, Translation], str],
     fence: Fence,
 ) -> None:
@@ -347,34 +348,37 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
 
 
 def _lines(job: CorpusJob) -> Iterable[str]:
-    """Read the lines of all inputs, each with its prefix after a line end if there are prefixes."""
+    """Read the lines of all inputs, each with its lines of other files after line ends."""
     lines = itertools.chain.from_iterable(map(read_lines, job.inputs))
-    return lines if job.prefix is None else map("\n".join, with_prefixes(lines, job.prefix))
+    return map("\n".join, aligned(lines, job.beside)) if job.beside else lines
 
 
-def _taken_apart(job: CorpusJob, lines: list[str], first: int) -> tuple[list[str], int, list[str] | None]:
+def _taken_apart(job: CorpusJob, lines: list[str], first: int) -> tuple[list[str], int, dict[str, list[str]]]:
     """Return the arguments of a job's `translate`."""
-    if job.prefix is None:
-        return lines, first, None
-    texts, _, prefixes = zip(*(line.partition("\n") for line in lines), strict=True)
-    return list(texts), first, list(prefixes)
+    texts, *others = map(list, zip(*(line.split("\n") for line in lines), strict=True))
+    return texts, first, dict(zip(job.beside, others, strict=True))
 
 
-def with_prefixes(lines: Iterable[str], file: Path) -> Iterator[tuple[str, str]]:
-    """Pair each line with that of a file of prefixes.
+def aligned(lines: Iterable[str], files: Mapping[str, Path]) -> Iterator[tuple[str, ...]]:
+    """Yield each line with that of every file.
+
+    Args:
+        files: text files by the flags that name them.
 
     Raises:
-        UserError: the file has fewer or more lines.
+        UserError: a file has fewer or more lines.
     """
     absent = object()
-    for number, (line, prefix) in enumerate(itertools.zip_longest(lines, read_lines(file), fillvalue=absent)):
-        if line is absent or prefix is absent:
-            shorter, longer = ("the input", file) if line is absent else (file, "the input")
-            raise UserError(
-                f"--prefix must have one line for each input line, empty for no prefix; {shorter} ends after "
-                f"{number:,} lines, and {longer} has more"
-            )
-        yield cast(str, line), cast(str, prefix)
+    sides = (lines, *map(read_lines, files.values()))
+    for number, row in enumerate(itertools.zip_longest(*sides, fillvalue=absent)):
+        for (flag, file), side in zip(files.items(), row[1:], strict=True):
+            if (side is absent) != (row[0] is absent):
+                shorter, longer = ("the input", file) if row[0] is absent else (file, "the input")
+                raise UserError(
+                    f"{flag} must have one line for each input line, which may be empty; {shorter} ends after "
+                    f"{number:,} lines, and {longer} has more"
+                )
+        yield cast(tuple[str, ...], row)
 
 
 @contextlib.contextmanager

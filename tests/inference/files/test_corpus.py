@@ -34,11 +34,14 @@ class Shouter:
         self.firsts: list[int] = []
         self.stop_at, self.failure = stop_at, failure or StoppedError()
 
-    def __call__(self, lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+    def __call__(self, lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
         if first == self.stop_at:
             raise self.failure
         self.firsts.append(first)
-        texts = [f"{prefix}{line.upper()}" for prefix, line in zip(prefixes or [""] * len(lines), lines, strict=True)]
+        texts = [
+            f"{prefix}{line.upper()}"
+            for prefix, line in zip(beside.get("--prefix", [""] * len(lines)), lines, strict=True)
+        ]
         return [Translation(hypotheses=(ScoredText(text=text, score=0.0, tokens=()),)) for text in texts]
 
 
@@ -76,7 +79,7 @@ def test_prefixes_are_a_part_of_the_inputs(job: CorpusJob, tmp_path: Path) -> No
     prefixes = [f"{number}-" if number % 3 else "" for number in range(len(LINES))]
     file = tmp_path / "prefixes"
     file.write_text("".join(f"{prefix}\n" for prefix in prefixes))
-    job = replace(job, prefix=file)
+    job = replace(job, beside={"--prefix": file})
     with pytest.raises(StoppedError):
         translate_corpus(job, Shouter(stop_at=4), as_text)
     file.write_text(file.read_text().replace("1-", "9-"))
@@ -93,8 +96,8 @@ def test_prefixes_are_a_part_of_the_inputs(job: CorpusJob, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("count", "said"),
     [
-        (6, "--prefix: .*prefixes ends after 6 lines, and the input has more: use a file with one line for each"),
-        (8, "--prefix: the input ends after 7 lines, and .*prefixes has more: use a file with one line for each"),
+        (6, "^--prefix must have one line for each .* empty; .*prefixes ends after 6 lines, and the input has more$"),
+        (8, "^--prefix must have one line for each .* empty; the input ends after 7 lines, and .*prefixes has more$"),
     ],
 )
 def test_prefixes_of_another_number_are_refused_before_anything_is_written(
@@ -103,7 +106,7 @@ def test_prefixes_of_another_number_are_refused_before_anything_is_written(
     file = tmp_path / "prefixes"
     file.write_text("a\n" * count)
     with pytest.raises(UserError, match=said):
-        translate_corpus(replace(job, prefix=file), Shouter(), as_text)
+        translate_corpus(replace(job, beside={"--prefix": file}), Shouter(), as_text)
     assert not job.parts.exists()
 
 
@@ -249,9 +252,9 @@ def test_inputs_that_are_unfit_are_refused_before_anything_is_made(job: CorpusJo
 
 
 def test_an_input_that_shrinks_meanwhile_is_noticed(job: CorpusJob) -> None:
-    def shrink(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+    def shrink(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
         job.inputs[1].write_text("")
-        return Shouter()(lines, first, prefixes)
+        return Shouter()(lines, first, beside)
 
     with pytest.raises(UserError, match="have changed while they were translated"):
         translate_corpus(job, shrink, as_text)
@@ -415,10 +418,10 @@ def test_an_edit_during_the_translation_gives_no_output(at: int, job: CorpusJob)
     """Edit a chunk before, while and after it is translated."""
     shouter = Shouter()
 
-    def edit(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+    def edit(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
         if first == at:
             edit_unseen(job.inputs[1])
-        return shouter(lines, first, prefixes)
+        return shouter(lines, first, beside)
 
     original = job.inputs[1].read_text()
     with pytest.raises(UserError, match=r"inputs of .*all\.txt have changed while they were translated: restore them"):
@@ -430,10 +433,10 @@ def test_an_edit_during_the_translation_gives_no_output(at: int, job: CorpusJob)
 
 
 def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJob) -> None:
-    def damage(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+    def damage(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
         if first == 6:
             change_word(job.parts)
-        return Shouter()(lines, first, prefixes)
+        return Shouter()(lines, first, beside)
 
     with pytest.raises(UserError, match=r"000001 was changed or removed by another program: rerun the same command"):
         translate_corpus(job, damage, as_text)
@@ -443,10 +446,10 @@ def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJo
 
 
 def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJob) -> None:
-    def lose(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+    def lose(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
         if first == 2:
             (job.parts / "lock").unlink()
-        return Shouter()(lines, first, prefixes)
+        return Shouter()(lines, first, beside)
 
     with pytest.raises(UserError, match=r"^lost the lock on .*, whose lock file was removed or replaced"):
         translate_corpus(job, lose, as_text)
