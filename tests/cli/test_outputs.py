@@ -56,7 +56,7 @@ INPUTS = {
     "score": {"--model", "--src", "--tgt"},
     "serve": {"--model", "--compare"},
     "train": {"--deepspeed-config", "--init-from"},
-    "translate": {"--model", "--input", "--prefix"},
+    "translate": {"--model", "--input", "--prefix", "--closest-to"},
     "verify": {"--run-dir", "--data"},
 }
 
