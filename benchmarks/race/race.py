@@ -54,8 +54,11 @@ class Race:
                 toolkit.setup()
                 for recipe in self.grid():
                     self.lane(name, recipe)
-                for seed in self.seeds:
-                    self.lane(name, self.chosen(name, seed))
+                for recipe in self.ranked(name):
+                    for lane in self.lanes_of(recipe):
+                        self.lane(name, lane)
+                    if self.trains(name, recipe):
+                        break
             except UserError as error:
                 write_file(failure, json.dumps(str(error)))
                 self.report(f"{name}: {error}")
@@ -76,10 +79,30 @@ class Race:
             for peak, warm_up in self.rates
         ]
 
-    def chosen(self, name: str, seed: int) -> Recipe:
-        """Return the recipe of the grid whose last weights have the best score, with the race's seed and steps."""
-        scores = {recipe: self.record(name, recipe)["points"][-1]["bleu"] for recipe in self.grid()}
-        return dataclasses.replace(max(scores, key=scores.__getitem__), seed=seed, steps=self.steps)
+    def ranked(self, name: str) -> list[Recipe]:
+        """Sort the recipes of the grid by the scores of their last weights, best first."""
+        return sorted(self.grid(), key=lambda recipe: self.record(name, recipe)["points"][-1]["bleu"], reverse=True)
+
+    def lanes_of(self, recipe: Recipe) -> list[Recipe]:
+        """Return a recipe of the grid with all seeds and steps of the race."""
+        return [dataclasses.replace(recipe, seed=seed, steps=self.steps) for seed in self.seeds]
+
+    def trains(self, name: str, recipe: Recipe) -> bool:
+        """Decide whether a recipe was trained with all seeds, and reached the lowest goal with each."""
+        lanes = self.lanes_of(recipe)
+        return all((self.folder(name) / lane.name / "record.json").exists() for lane in lanes) and all(
+            time_to(GOALS[0], self.record(name, lane)["points"]) is not None for lane in lanes
+        )
+
+    def chosen(self, name: str) -> Recipe:
+        """Return the best recipe of the grid that trains with all seeds, or else the best."""
+        ranked = self.ranked(name)
+        return next((recipe for recipe in ranked if self.trains(name, recipe)), ranked[0])
+
+    def failed(self, name: str) -> list[str]:
+        """List the better recipes that did not train with all seeds."""
+        ranked = self.ranked(name)
+        return [recipe.name for recipe in ranked[: ranked.index(self.chosen(name))]]
 
     def record(self, name: str, recipe: Recipe) -> dict[str, Any]:
         return read_json(self.folder(name) / recipe.name / "record.json")
@@ -141,11 +164,12 @@ class Race:
         failure = self.folder(name) / "failure.json"
         if failure.exists():
             return {"label": self.toolkits[name].label, "failure": json.loads(failure.read_text())}
-        records = [self.record(name, self.chosen(name, seed)) for seed in self.seeds]
+        records = [self.record(name, lane) for lane in self.lanes_of(self.chosen(name))]
         grid = [self.record(name, recipe) for recipe in self.grid()]
         return {
             "label": self.toolkits[name].label,
             "recipe": records[0]["recipe"],
+            "better_in_the_grid_but_failed_with_some_seed": self.failed(name),
             "grid": [
                 {
                     "peak_lr": record["recipe"]["peak_lr"],

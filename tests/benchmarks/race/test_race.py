@@ -26,7 +26,10 @@ for step in range(every, steps + 1, every):
 
 
 class Writer(Toolkit):
-    """Its batches of a size have a quarter more tokens; its translations are right with a small rate only."""
+    """Its batches of a size have a quarter more tokens; its translations are right with small rates only.
+
+    At 5e-4, the first seed alone trains.
+    """
 
     label = "Writer"
     weights_pattern = r"step-(\d+)"
@@ -44,7 +47,8 @@ class Writer(Toolkit):
 
     def translate(self, weights: Path, recipe: Recipe, *, beam: int) -> list[str]:
         _, references = self.text.data.valid_text()
-        return references if recipe.peak_lr < 1e-3 else references[::-1]
+        fits = recipe.peak_lr < 1e-3 and (recipe.seed == 1 or recipe.peak_lr < 5e-4)
+        return references if fits else references[::-1]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def race(text: RaceText, work: Path, program: Path = Path(sys.executable)) -> Ra
         toolkits={"writer": Writer(text=text, program=program)},
         work=work,
         size="tiny",
-        rates=((1e-2, 10), (1e-4, 10)),
+        rates=((1e-2, 10), (5e-4, 10), (1e-4, 10)),
         grid_steps=4,
         seeds=(1, 2, 3),
         steps=8,
@@ -68,16 +72,21 @@ def race(text: RaceText, work: Path, program: Path = Path(sys.executable)) -> Ra
     )
 
 
-def test_the_best_recipe_races_with_every_seed_and_what_is_done_stays(text: RaceText, tmp_path: Path) -> None:
+def test_the_best_recipe_that_trains_with_every_seed_races_and_what_is_done_stays(
+    text: RaceText, tmp_path: Path
+) -> None:
     contest = race(text, tmp_path)
     contest.run()
     lanes = {path.name for path in contest.folder("writer").iterdir() if path.is_dir()}
-    assert lanes == {"trial", "0.01-10-1-4", "0.0001-10-1-4", "0.0001-10-1-8", "0.0001-10-2-8", "0.0001-10-3-8"}
+    grid = {"0.01-10-1-4", "0.0005-10-1-4", "0.0001-10-1-4"}
+    assert lanes == {"trial", *grid, *(f"{rate}-10-{seed}-8" for rate in ("0.0005", "0.0001") for seed in (1, 2, 3))}
     everything = contest.figures()
     figures = everything["toolkits"]["writer"]
     wanted = our_step_tokens(text.data.path, contest.grid()[0])
     assert figures["step_tokens"] == pytest.approx(wanted, rel=0.015)
-    assert [point["bleu"] > 99 for point in figures["grid"]] == [False, True]
+    assert [point["bleu"] > 99 for point in figures["grid"]] == [False, True, True]
+    assert figures["recipe"]["peak_lr"] == 1e-4
+    assert figures["better_in_the_grid_but_failed_with_some_seed"] == ["0.0005-10-1-4"]
     times = figures["cpu_seconds_to_bleu"]["bleu_25"]["values"]
     # A quarter of the way to the first weights, which come after 0.3 s of work and the start of Python.
     assert len(times) == 3
