@@ -216,5 +216,5 @@ class Logbook:
         }
 
     def _flops_so_far(self) -> int:
-        tokens = {"source_tokens": self.progress.source_tokens, "target_tokens": self.progress.target_tokens}
-        return training_flops(self.config.model, **tokens, passes=self.config.optimizer.passes)
+        source, target = self.progress.computed_source_tokens, self.progress.computed_target_tokens
+        return training_flops(self.config.model, source_tokens=source, target_tokens=target)
