@@ -234,8 +234,8 @@ class OptimizerConfig:
     """Clip the gradient to this norm; 0: no clipping, as in the paper."""
     label_smoothing: float = 0.1
     rdrop_alpha: float = field(default=0.0, metadata=OMIT_DEFAULT)
-    """R-Drop (Liang et al. 2021, who use 5): compute each sentence twice, under two dropout masks, and add alpha / 2 ·
-    the mean KL divergence of both outputs to the mean loss. It doubles the work of a step; 0: off."""
+    """R-Drop (Liang et al. 2021, who use 5): compute each sentence twice, under two dropout masks, and add alpha / 2
+    times the mean KL divergence of both outputs to the mean loss. It doubles the work of a step; 0: off."""
 
     def __post_init__(self) -> None:
         require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
