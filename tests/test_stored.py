@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.config.plain import from_plain, to_plain
+from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.inference.trained_model import TrainedModel
 from tests.conftest import run_command
@@ -28,6 +30,13 @@ def test_a_model_translates_as_before() -> None:
         (STORED / name).read_text(encoding="utf-8").splitlines() for name in ("source.txt", "translations.txt")
     )
     assert TrainedModel.load(STORED / "model").translate(lines) == expected
+
+
+def test_the_settings_of_a_run_are_written_as_before() -> None:
+    """A setting that is newer than the run appears in them only if it is not its default."""
+    stored = json.loads((STORED / "run" / "config.json").read_text(encoding="utf-8"))
+    settings = {name: value for name, value in stored.items() if name not in RUN_IDENTITY}
+    assert to_plain(from_plain(TrainConfig, settings, "config.json")) == settings
 
 
 @pytest.mark.slow

@@ -22,11 +22,11 @@ from dist_transformer.config.requirements import (
     require_not_negative,
     require_positive,
 )
+from dist_transformer.config.timeouts import TimeoutConfig
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Placeholder for the synthetic corpus where --test-mode expects a data folder."""
 
-_YEAR_MINUTES = 365 * 24 * 60
 # Sizes above every batch that was ever trained, so that products of them stay far below 64 bits.
 _LARGEST_PACK, _MOST_PACKS, _MOST_STEPS = 2**24, 2**24, 2**40
 # Target tokens per micro-batch whose activations fit the caches of a CPU.
@@ -192,14 +192,14 @@ class BatchConfig:
         """`packs_per_micro_batch`, or 1 until it is chosen."""
         return self.packs_per_micro_batch or 1
 
-    def packs_on_a_cpu(self, world_size: int) -> int:
-        """Return the packs that a rank on a CPU computes at once.
+    def packs_on_a_cpu(self, world_size: int, *, passes: int = 1) -> int:
+        """Return the packs that a rank on a CPU computes at once, each `passes` times.
 
         It is the smallest of an eighth of a step, the rank's share of a step, and the packs that fit the caches.
         """
         # With an eighth, up to eight ranks compute the same number and draw the same dropout masks.
         share = -(-self.packs_per_step // world_size)
-        return max(1, min(self.packs_per_step // 8, share, _TOKENS_ON_A_CPU // self.max_target_tokens))
+        return max(1, min(self.packs_per_step // 8, share, _TOKENS_ON_A_CPU // (passes * self.max_target_tokens)))
 
     def accumulation_steps(self, world_size: int) -> int:
         """Return the number of micro-batches that each rank computes for one optimizer step."""
@@ -233,14 +233,22 @@ class OptimizerConfig:
     max_grad_norm: float = 0.0
     """Clip the gradient to this norm; 0: no clipping, as in the paper."""
     label_smoothing: float = 0.1
+    rdrop_alpha: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    """R-Drop (Liang et al. 2021, who use 5): compute each sentence twice, under two dropout masks, and add alpha / 2
+    times the mean KL divergence of both outputs to the mean loss. It doubles the work of a step; 0: off."""
 
     def __post_init__(self) -> None:
         require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
         require_fraction(self, "beta1", "beta2", "label_smoothing")
-        require_not_negative(self, "weight_decay", "max_grad_norm", "min_lr")
+        require_not_negative(self, "weight_decay", "max_grad_norm", "min_lr", "rdrop_alpha")
         require_known(self, "schedule", SCHEDULES)
         fits = self.schedule == "noam" or self.min_lr <= self.peak_lr
         require(fits, "min_lr", self.min_lr, f"it cannot be above peak_lr ({self.peak_lr})")
+
+    @property
+    def passes(self) -> int:
+        """Passes of each micro-batch through the model: 2 with R-Drop."""
+        return 2 if self.rdrop_alpha > 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,39 +330,6 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimeoutConfig:
-    """Timeouts: how long each part of a job may make no progress, and how long the job may take."""
-
-    timeout_minutes: float = 30.0
-    """End the job if training makes no progress for this long, while it waits for a rank or for data."""
-    setup_timeout_minutes: float = 30.0
-    """The same for the time up to the first step; the message names the ranks that did not join."""
-    checkpoint_timeout_minutes: float = 60.0
-    """The same for one checkpoint."""
-    evaluation_timeout_minutes: float = 120.0
-    """The same for one validation."""
-    walltime_minutes: float = 0.0
-    """Time limit of the job, from its start; training saves and ends before it. 0: SLURM's limit, if there is one."""
-
-    def __post_init__(self) -> None:
-        for name in self._limits():
-            too_long = getattr(self, name) > _YEAR_MINUTES
-            require(not too_long, name, getattr(self, name), "it must be at most 525600, a year")
-            require_positive(self, name)
-        require_not_negative(self, "walltime_minutes")
-
-    @staticmethod
-    def _limits() -> tuple[str, ...]:
-        return "timeout_minutes", "setup_timeout_minutes", "checkpoint_timeout_minutes", "evaluation_timeout_minutes"
-
-    @property
-    def collective_timeout_minutes(self) -> float:
-        """Timeout of one collective in minutes."""
-        # Longer than every limit above, so that the watchdog ends the job first: it names the rank that is behind.
-        return 1.5 * max(getattr(self, name) for name in self._limits())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """Settings of a training run.
 
@@ -394,6 +369,9 @@ class TrainConfig:
         require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"it must be at most {_MOST_STEPS:,}")
         require_fraction(self, "ema_decay")
         require_not_negative(self, "seed")
+        masks_differ = any((self.model.dropout, self.model.attention_dropout, self.model.ffn_dropout))
+        remedy = "without dropout both passes are equal, so it has no effect: set model.dropout above 0, or this to 0"
+        require(masks_differ or self.optimizer.passes == 1, "optimizer.rdrop_alpha", self.optimizer.rdrop_alpha, remedy)
 
     @classmethod
     def of(cls, **settings: Any) -> "TrainConfig":

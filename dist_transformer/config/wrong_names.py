@@ -60,6 +60,7 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     (_STEPS,): "epochs max-epoch max-epochs num-epochs num-train-epochs after-epochs max-num-epochs e",
     ("--max-steps",): "max-update max-updates train-steps num-steps num-train-steps after-batches total-steps "
     "total-num-update max-iter max-iters",
+    ("--optimizer.rdrop-alpha",): "reg-alpha rdrop rdrop-alpha rdrop-coef",
     ("--ema-decay",): "ema exponential-smoothing average-decay",
     ("--freeze",): "freeze-encoder freeze-decoder freeze-embeddings freeze-word-vecs-enc freeze-word-vecs-dec "
     "fixed-param-names fixed-param-strategy",

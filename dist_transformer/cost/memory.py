@@ -97,6 +97,8 @@ class MicroBatch:
     target_tokens: int
     sentence_tokens: float = SENTENCE_TOKENS
     """Mean length, weighted by tokens; only attention without the fused kernel depends on it."""
+    passes: int = 1
+    """Passes of each token through the model, all at once: 2 with R-Drop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,15 +243,17 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
     decoder = config.decoder_layers * (self_attention + cross_queries + feed_forward)
     embedding = width if config.dropout else 0
     per_source = encoder + config.decoder_layers * cross_keys + embedding + element * width
-    return per_source * micro.source_tokens + (decoder + embedding) * micro.target_tokens
+    return micro.passes * (per_source * micro.source_tokens + (decoder + embedding) * micro.target_tokens)
 
 
 def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str, compiled: bool) -> int:
     """Count the bytes of the loss."""
     # Hidden states and their gradient: 2bTD. The projection's gradient in fp32 and a cast copy: VD · (4 + b). One block
-    # of logits in the training precision, and, unless compiled, two fp32 copies of a part of it.
-    element = BYTES[precision]
-    block, part = logit_rows(micro.target_tokens, config.output_size, config.width, "cuda", compiled=compiled)
-    logits = config.output_size * (block * element + (0 if compiled else part * 8))
+    # of logits in the training precision, and, unless compiled, two fp32 copies of a part of it. R-Drop also copies the
+    # hidden states of both passes, and its divergence needs four more fp32 tensors of half a part.
+    element, rows, twice = BYTES[precision], micro.passes * micro.target_tokens, micro.passes > 1
+    block, part = logit_rows(rows, config.output_size, config.width, "cuda", compiled=compiled, multiple=micro.passes)
+    part_bytes = 16 if twice else 8
+    logits = config.output_size * (block * element + (0 if compiled else part * part_bytes))
     projection = config.output_size * config.width * (4 + element)
-    return 2 * element * micro.target_tokens * config.width + projection + logits
+    return (3 if twice else 2) * element * rows * config.width + projection + logits

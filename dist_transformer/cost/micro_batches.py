@@ -21,7 +21,7 @@ def packs_that_fit(
         memory_bytes: memory of the smallest GPU.
     """
     batch = config.batch
-    share = -(-batch.packs_per_step // world_size)
+    share, passes = -(-batch.packs_per_step // world_size), config.optimizer.passes
     for parts in range(1, share + 1):
         packs = -(-share // parts)
         memory = predict_memory(
@@ -30,11 +30,13 @@ def packs_that_fit(
             world_size=world_size,
             precision=config.arithmetic,
             accumulation=parts,
-            micro=MicroBatch(source_tokens=packs * source_budget, target_tokens=packs * batch.max_target_tokens),
+            micro=MicroBatch(
+                source_tokens=packs * source_budget, target_tokens=packs * batch.max_target_tokens, passes=passes
+            ),
             keeps_average=config.ema_decay > 0,
             compiled=config.compile,
             freeze=config.freeze,
         )
-        if packs * batch.max_target_tokens <= _ENOUGH_TOKENS and memory.needed <= _USABLE * memory_bytes:
+        if passes * packs * batch.max_target_tokens <= _ENOUGH_TOKENS and memory.needed <= _USABLE * memory_bytes:
             return packs
     return 1

@@ -67,16 +67,18 @@ def predict_step(
     source_tokens: int,
     target_tokens: int,
     mfu: float,
+    passes: int = 1,
 ) -> StepTime:
     """Predict the time of one optimizer step.
 
     Args:
         source_tokens: source tokens per rank and step, including empty places of packs; `target_tokens` likewise.
+        passes: passes of each token through the model. They share the kernel launches and the communication.
     """
     peak = gpu.bf16_tflops if precision == "bf16" else gpu.fp32_tflops
     assert peak is not None
     world = nodes * gpus_per_node
-    operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens)
+    operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens, passes=passes)
     updated = sizes.trained / (world if zero.stage else 1)
     return StepTime(
         compute=operations / (peak * 1e12 * mfu),

@@ -46,6 +46,28 @@ class PackedTokens:
             max_length=self.max_length,
         )
 
+    def twice(self) -> "PackedTokens":
+        """Return a buffer of 2T tokens that holds every sentence twice: all, all again, and the dummies of both."""
+        count, used, size = len(self.lengths), int(self.lengths.sum()), len(self.tokens_T)
+        tokens_T, positions_T = (
+            torch.cat([rows_T[:used], rows_T, rows_T[used:]]) for rows_T in (self.tokens_T, self.positions_T)
+        )
+        offsets_N = self.offsets_N
+        offsets_N = torch.cat([offsets_N[:count], offsets_N + used, offsets_N[count + 1 :] + size])
+        return PackedTokens(
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            offsets_N=offsets_N,
+            lengths=np.tile(self.lengths, 2),
+            max_length=self.max_length,
+        )
+
+    def split_twice(self, rows_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split rows of the buffer of `twice` into those of each copy, both (T, D), dummies last as in this buffer."""
+        used, size = int(self.lengths.sum()), len(self.tokens_T)
+        first, second, dummies = rows_TD.split([used, size, size - used])
+        return torch.cat([first, dummies]), second
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:

@@ -14,7 +14,7 @@ from dist_transformer.model.attention import AttentionLayout, Kernel, MultiHeadA
 from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.dropout import dropout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
-from dist_transformer.model.loss import LossSums, smoothed_cross_entropy
+from dist_transformer.model.loss import LossSums, rdrop_cross_entropy, smoothed_cross_entropy
 from dist_transformer.model.packed import PackedBatch, PackedTokens
 from dist_transformer.model.positions import make_positions
 from dist_transformer.model.products import ComputedBy, Linear
@@ -113,19 +113,25 @@ class Transformer(nn.Module):
         count = min(count, self.config.max_positions)
         return cast(torch.Tensor, self.positions(torch.arange(count, device=self.embedding.device)))
 
-    def forward(self, batch: PackedBatch, label_smoothing: float) -> LossSums:
-        memory_SD = self.encode(batch.source)
-        hidden_TD = self.decode(batch.target, memory_SD, batch.source)
+    def forward(self, batch: PackedBatch, label_smoothing: float, rdrop_alpha: float = 0.0) -> LossSums:
+        """Compute the loss of a micro-batch; with `rdrop_alpha`, that of R-Drop.
+
+        Both passes of R-Drop are one pass of a batch that holds every sentence twice, as in the paper: each copy has
+        its own dropout masks, and each layer runs once.
+        """
+        source, target = batch.source, batch.target
+        if rdrop_alpha:
+            source, target = source.twice(), target.twice()
+        hidden_TD = self.decode(target, self.encode(source), source)
         weight_VD = self.output_weight
         if self.output_bias is not None:
             hidden_TD, weight_VD = _with_bias(hidden_TD, weight_VD, self.output_bias)
-        return smoothed_cross_entropy(
-            hidden_TD,
-            weight_VD,
-            batch.labels_T,
-            label_smoothing,
-            compiled=self.training and self._compiled_layer is not None,
-        )
+        compiled = self.training and self._compiled_layer is not None
+        if rdrop_alpha:
+            copies = batch.target.split_twice(hidden_TD)
+            labels_T = batch.labels_T
+            return rdrop_cross_entropy(*copies, weight_VD, labels_T, label_smoothing, rdrop_alpha, compiled=compiled)
+        return smoothed_cross_entropy(hidden_TD, weight_VD, batch.labels_T, label_smoothing, compiled=compiled)
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Encode source tokens into memory, shape (S, D)."""
@@ -258,8 +264,8 @@ def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> tor
     return cast(torch.Tensor, layer(*inputs))
 
 
-def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: int) -> int:
-    """Count the floating-point operations of training: 6 per weight and token (2 forward, 4 backward).
+def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: int, passes: int = 1) -> int:
+    """Count the floating-point operations of training: 6 per weight, token and pass (2 forward, 4 backward).
 
     A source token passes the encoder, and the keys and values of cross-attention. A target token passes the rest of
     the decoder and the output projection. Attention scores (0.4% for big) and elementwise operations are not counted.
@@ -268,4 +274,4 @@ def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: in
     projection, ffn = config.width * inner, 2 * config.width * config.ffn_width
     per_source = config.encoder_layers * (4 * projection + ffn) + config.decoder_layers * 2 * projection
     per_target = config.decoder_layers * (6 * projection + ffn) + config.output_size * config.width
-    return 6 * (per_source * source_tokens + per_target * target_tokens)
+    return 6 * passes * (per_source * source_tokens + per_target * target_tokens)

@@ -108,7 +108,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     if saved.init_from is not None:
         model = config.model.for_vocabularies(*folder.index.vocab_sizes)
         read_initial_weights(saved.init_from, model, folder.tokenizer(), vocabulary=saved.init_vocabulary)
-    at_once = config.batch.packs_on_a_cpu(world_size=1)
+    at_once = config.batch.packs_on_a_cpu(world_size=1, passes=config.optimizer.passes)
     packs = next(data.plan.steps(data.plan.start(), _PARTS * at_once)).packs
     kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs if pack]
     write_subset(folder, np.concatenate(kept), scratch / "data")

@@ -132,18 +132,19 @@ def measure_step(plan: RunPlan) -> float:
         seconds of one step: its micro-batches and an update.
     """
     config, length = plan.config, round(SENTENCE_TOKENS)
-    at_once = config.batch.packs_on_a_cpu(1)
+    optimizing = config.optimizer
+    at_once = config.batch.packs_on_a_cpu(1, passes=optimizing.passes)
     tokens = max(length, at_once * config.batch.max_target_tokens)
     cores = cores_of_rank(1)
     if not threads_are_given():
-        torch.set_num_threads(threads_for(width=config.model.width, tokens=tokens, cores=cores))
+        torch.set_num_threads(threads_for(width=config.model.width, tokens=optimizing.passes * tokens, cores=cores))
     model = Transformer(config.model).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch, spent, done = _random_batch(tokens, length, config.model), [0.0, 0.0], 0
     started = time.monotonic()
     while done < 2 or time.monotonic() - started < _MEASURED_SECONDS:
         begun = time.monotonic()
-        (model(batch, config.optimizer.label_smoothing).loss / tokens).backward()
+        (model(batch, optimizing.label_smoothing, optimizing.rdrop_alpha).loss / tokens).backward()
         computed = time.monotonic()
         optimizer.step()
         optimizer.zero_grad()

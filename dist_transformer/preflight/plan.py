@@ -133,10 +133,9 @@ class RunPlan:
     def training_flops(self) -> int:
         steps, batch = self.config.max_steps, self.config.batch
         source = self.work.fill * batch.packs_per_step * self.work.source_budget * steps
-        model = _with_vocabulary(self.config, self.work).model
-        return training_flops(
-            model, source_tokens=round(source), target_tokens=round(self.target_tokens_per_step * steps)
-        )
+        target = self.target_tokens_per_step * steps
+        model, passes = _with_vocabulary(self.config, self.work).model, self.config.optimizer.passes
+        return training_flops(model, source_tokens=round(source), target_tokens=round(target), passes=passes)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -231,6 +230,7 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
             accumulation=config.batch.accumulation_steps(cluster.world_size),
             source_tokens=packs * work.source_budget,
             target_tokens=packs * config.batch.max_target_tokens,
+            passes=config.optimizer.passes,
             mfu=cluster.mfu,
         )
     return RunPlan(
@@ -273,6 +273,7 @@ def _plan_stage(
             source_tokens=batch.packs_at_once * work.source_budget,
             target_tokens=batch.packs_at_once * batch.max_target_tokens,
             sentence_tokens=work.sentence_tokens,
+            passes=config.optimizer.passes,
         ),
         keeps_average=config.ema_decay > 0,
         compiled=config.compile,

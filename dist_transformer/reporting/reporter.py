@@ -16,7 +16,8 @@ from dist_transformer.base.errors import printable, say
 from dist_transformer.base.markdown import escaped
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
-from dist_transformer.config.settings import TimeoutConfig, TrainConfig
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.timeouts import TimeoutConfig
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import RARE, Board

@@ -32,6 +32,9 @@ class Progress:
     """Shards that could not be read, in the form of `left_out_records` of the ledger."""
     source_tokens: int = 0
     target_tokens: int = 0
+    computed_source_tokens: int = 0
+    """Source tokens that passed through the model; R-Drop counts each twice."""
+    computed_target_tokens: int = 0
 
     def rank_validation(self, value: float | None, *, by: Measure, keep: int) -> bool:
         """Rank this step's validation among the best `keep` (at least one), and remember those.
@@ -56,8 +59,9 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Progress":
-        # Checkpoints of earlier versions lack `validated_step`: those versions validated before they saved.
-        values = {"validated_step": values["step"], **values}
+        # Checkpoints of earlier versions lack these: those versions validated before they saved, and had no R-Drop.
+        computed = {f"computed_{name}": values[name] for name in ("source_tokens", "target_tokens")}
+        values = {"validated_step": values["step"], **computed, **values}
         known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
         best = [(step, value) for step, value in values["best"]]
         return cls(**{**known, "best": best, "position": position_from_json(values["position"])})

@@ -183,7 +183,7 @@ def _choose_packs(
 ) -> int:
     """Choose the number of packs that fill a GPU, or that fit the caches of a CPU."""
     if device.type != "cuda":
-        return config.batch.packs_on_a_cpu(world.size)
+        return config.batch.packs_on_a_cpu(world.size, passes=config.optimizer.passes)
     return packs_that_fit(
         config,
         ZeroSettings.from_ds_config(ds_config),
@@ -200,7 +200,7 @@ def choose_threads(config: TrainConfig, world: World) -> tuple[int, int]:
         the fewest cores of a rank, and the threads that were given, or those by the rule for this shape.
     """
     cores = min(distributed.gather_objects(cores_of_rank(world.local_size)))
-    tokens = config.batch.packs_at_once * config.batch.max_target_tokens
+    tokens = config.optimizer.passes * config.batch.packs_at_once * config.batch.max_target_tokens
     chosen = threads_for(width=config.model.width, tokens=tokens, cores=cores)
     return cores, torch.get_num_threads() if threads_are_given() else chosen
 

@@ -100,15 +100,17 @@ class Interval:
         """Return the seconds per step that this rank waited for collectives; nothing on a GPU."""
         return {} if device.type == "cuda" else {"exposed_communication_seconds": self.waited_seconds / len(self.steps)}
 
-    def utilization(self, model: ModelConfig, peak_flops: float | None) -> dict[str, float]:
+    def utilization(self, model: ModelConfig, peak_flops: float | None, *, passes: int = 1) -> dict[str, float]:
         """Return the MFU (model FLOPs utilization): operations of the model on these tokens ÷ the devices' peak.
 
         Args:
+            passes: passes of each token through the model.
             peak_flops: operations per second of all devices; None if it is not known, and then nothing is returned.
         """
         if peak_flops is None:
             return {}
-        operations = training_flops(model, source_tokens=self.source_tokens, target_tokens=sum(self.tokens))
+        tokens = {"source_tokens": self.source_tokens, "target_tokens": sum(self.tokens)}
+        operations = training_flops(model, **tokens, passes=passes)
         return {"mfu": operations / (self.seconds * peak_flops)}
 
 
@@ -204,7 +206,7 @@ class Logbook:
             "gradient_norm": self.engine.gradient_norm,
             **interval.speed(self.data.budgets),
             **interval.communication(self.engine.device),
-            **interval.utilization(self.config.model, self.peak_flops),
+            **interval.utilization(self.config.model, self.peak_flops, passes=self.config.optimizer.passes),
             "epoch": progress.position.epoch,
             "skipped_steps": progress.skipped_steps,
             "left_out_shards": len({(shard["corpus"], shard["shard"]) for shard in progress.left_out}),
@@ -214,5 +216,5 @@ class Logbook:
         }
 
     def _flops_so_far(self) -> int:
-        source, target = self.progress.source_tokens, self.progress.target_tokens
+        source, target = self.progress.computed_source_tokens, self.progress.computed_target_tokens
         return training_flops(self.config.model, source_tokens=source, target_tokens=target)

@@ -240,6 +240,8 @@ class Trainer:
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
         progress.target_tokens += step.target_tokens
+        progress.computed_source_tokens += self.config.optimizer.passes * step.source_tokens
+        progress.computed_target_tokens += self.config.optimizer.passes * step.target_tokens
         waited = self.engine.waited_seconds - waited_before
         computed = Computed(hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall, waited=waited)
         self.logbook.add(step, computed)

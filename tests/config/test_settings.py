@@ -56,7 +56,17 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         for name in ("beta1", "beta2", "label_smoothing")
         for value in (-0.5, 1)
     ],
-    *[(OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0) for name in ("weight_decay", "max_grad_norm", "min_lr")],
+    *[
+        (OptimizerConfig, {name: -0.5}, name, "-0.5", FROM_0)
+        for name in ("weight_decay", "max_grad_norm", "min_lr", "rdrop_alpha")
+    ],
+    (
+        TrainConfig,
+        {**NEW_RUN, "model": ModelConfig(dropout=0.0), "optimizer": OptimizerConfig(rdrop_alpha=5.0)},
+        "optimizer.rdrop_alpha",
+        "5.0",
+        "without dropout both passes are equal",
+    ),
     (ModelConfig, {"attention": "alibi"}, "attention", "'alibi'", "or choose one of softmax"),
     (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "one of sinusoidal, sinusoidal_t2t, learned"),
     (OptimizerConfig, {"schedule": "cosin"}, "schedule", "'cosin'", "did you mean cosine, or is --import"),
@@ -310,6 +320,17 @@ def test_accumulation(packs: int, packs_per_micro_batch: int, worlds: dict[int, 
 def test_packs_at_once_on_a_cpu(packs: int, tokens: int, worlds: dict[int, int]) -> None:
     batch = BatchConfig(packs_per_step=packs, max_target_tokens=tokens)
     assert {world: batch.packs_on_a_cpu(world) for world in worlds} == worlds
+
+
+def test_packs_of_two_passes_fill_a_cpu_sooner() -> None:
+    batch = BatchConfig(packs_per_step=128, max_target_tokens=392)
+    assert batch.packs_on_a_cpu(1, passes=OptimizerConfig(rdrop_alpha=5.0).passes) == 5
+
+
+def test_rdrop_takes_any_kind_of_dropout() -> None:
+    for kind in ("dropout", "attention_dropout", "ffn_dropout"):
+        model = dataclasses.replace(ModelConfig(dropout=0.0), **{kind: 0.1})
+        TrainConfig.of(**NEW_RUN, model=model, optimizer=OptimizerConfig(rdrop_alpha=5.0))
 
 
 @pytest.mark.parametrize("preset", ["base", "big"])

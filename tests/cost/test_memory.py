@@ -107,6 +107,11 @@ def test_the_loss_holds_one_block_of_logits() -> None:
         BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1, micro=MICRO, compiled=True
     )
     assert compiled.loss == 3136 * 37_000 * 2 + 37_000 * 1024 * 6 + 2 * 3136 * 1024 * 2
+    # R-Drop: twice as many rows, a copy of the hidden states, and four halves of the block in fp32.
+    twice = dataclasses.replace(MICRO, passes=2)
+    rdrop = predict_memory(BIG, ZeroSettings(stage=1), world_size=1, precision="bf16", accumulation=1, micro=twice)
+    part = 2**27 // 74_000 * 2
+    assert rdrop.loss == 37_000 * (6272 * 2 + part * 16) + 37_000 * 1024 * 6 + 3 * 6272 * 1024 * 2
     # 2^30 elements are a block: 29,020 rows; 2^27 of them are in fp32 at a time.
     many = predict_memory(
         BIG,

@@ -47,6 +47,25 @@ def test_gradient_is_that_of_one_big_batch(results: dict[str, Any], case: str) -
     assert "embedding" not in results[case]["errors_of_frozen"]
 
 
+@pytest.mark.parametrize(("run", "limit"), [("rdrop-zero1", 1e-4), ("rdrop-zero3", 1e-6)])
+def test_rdrop_has_the_gradient_of_one_process_and_resumes(
+    results: dict[str, Any], out: Path, run: str, limit: float
+) -> None:
+    errors = results[run]["gradient_errors"]
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] <= limit, f"{worst}: {errors[worst]:.2e}"
+    resume, plain = results[run]["resume"], results["zero3-fp32"]["resume"]["losses"]
+    assert resume["weights_differ_by"] == 0.0
+    assert resume["resumed_losses"] == resume["losses"]
+    assert resume["same_ledger"]
+    flops = results["zero3-fp32"]["resume"]["flops"]
+    assert resume["flops"] == [2 * count for count in flops]
+    # The divergence is a part of the loss.
+    assert resume["losses"][0] > plain[0] + 0.01
+    ledgers = [(out / name / "ledger.jsonl").read_text() for name in (run, "zero3-fp32")]
+    assert ledgers[0] == ledgers[1]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_resume_continues_bit_for_bit(results: dict[str, Any], out: Path, case: str) -> None:
     whole, resumed = averaged(out / case), averaged(out / f"{case}-resumed")

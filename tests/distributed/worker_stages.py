@@ -38,6 +38,8 @@ MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_l
 DECAY = 0.3
 FROZEN = ("embeddings", "encoder.0", "decoder.*.norm.*")
 OFFLOAD = "zero3_offload" if shutil.which("c++") else "zero3"
+# The default, and the stage that averages gradients and gathers weights.
+RDROP = ((1, "bf16"), (3, "fp32"))
 CHAIN = ("zero0", "zero1", "zero2", "zero3", OFFLOAD, "zero0")
 """Every stage hands over to the next after one step, and the last to the first."""
 
@@ -83,15 +85,17 @@ def reference_gradient(
     """The step's gradient without DeepSpeed, summed in fp32.
 
     fp32: one big batch. bf16: pack by pack, because rounding inside a backward pass depends on what it holds; compared
-    are then accumulation, reduction and scaling.
+    are then accumulation, reduction and scaling. R-Drop: pack by pack, because the masks depend on the pack.
     """
+    alpha = config.optimizer.rdrop_alpha
     single, whole = streams
     reference = Transformer(model.config)
     reference.load_state_dict(model.state_dict())
-    if config.precision == "fp32":
+    if config.precision == "fp32" and not alpha:
         (reference(whole.build(step.packs), 0.1).loss / step.target_tokens).backward()
         return {name: p.grad for name, p in reference.named_parameters()}
-    reference.cast_parameters(torch.bfloat16)
+    if config.precision == "bf16":
+        reference.cast_parameters(torch.bfloat16)
     if config.deepspeed_config == ds_config_path("zero0"):
         # The gradients of the shared embedding's uses are added in fp32 at stage 0, in bf16 at the others.
         for p in reference.parameters():
@@ -99,7 +103,9 @@ def reference_gradient(
     total = {name: torch.zeros(p.shape) for name, p in reference.named_parameters()}
     for number in range(len(step.packs)):
         reference.zero_grad()
-        (reference(single.build(step.packs[number : number + 1]), 0.1).loss / step.target_tokens).backward()
+        torch.manual_seed(number)
+        sums = reference(single.build(step.packs[number : number + 1]), 0.1, alpha)
+        (sums.loss / step.target_tokens).backward()
         for name, p in reference.named_parameters():
             assert p.grad is not None
             total[name] += p.grad.float()
@@ -127,6 +133,7 @@ def gradient_errors(config: TrainConfig, world: World, device: torch.device) -> 
         wanted = reference_gradient(model, step, (stream, whole), config)
         engine = Engine(model, config, load_ds_config(config.deepspeed_config), world_size=world.size)
         for micro in stream.micro_batches(step, rank=world.rank, world_size=world.size):
+            torch.manual_seed(micro.first_pack)
             engine.forward_backward(micro.batch.to(device), step_tokens=step.target_tokens)
             engine.end_micro_batch()
         squares = 0.0
@@ -183,8 +190,22 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
         "resumed_losses": losses_of(broken_dir),
         "weights_differ_by": difference(weights_of(whole), weights_of(resumed)),
         "same_ledger": ledgers[0] == ledgers[1] if world.is_main else True,
+        "flops": [trainer.logbook._flops_so_far() for trainer in (whole, resumed)],
         "plain_model_differs_by": difference(weights_of(whole), plain_weights_of(whole)),
         "sheets": [dataclasses.asdict(sheet) for sheet in read_sheets(config.run_dir)],
+    }
+
+
+def rdrop_result(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> dict[str, Any]:
+    """The gradient, and six steps at once against three and three, with R-Drop."""
+    config = config.changed(
+        model=dataclasses.replace(config.model, dropout=0.1),
+        optimizer=dataclasses.replace(config.optimizer, rdrop_alpha=5.0),
+        run_dir=run_dir,
+    )
+    return {
+        "gradient_errors": gradient_errors(config, world, device),
+        "resume": resume_result(config, world, device),
     }
 
 
@@ -324,6 +345,9 @@ def main() -> None:
             config = make_config(data, out, "zero0", precision)
             results[f"chain-{precision}"] = handed_over(config, out / f"chain-{precision}", world, device)
             results[f"frozen-{precision}"] = frozen_result(config, out / f"frozen-{precision}", world, device)
+        for stage, precision in RDROP:
+            config = make_config(data, out, f"zero{stage}", precision)
+            results[f"rdrop-zero{stage}"] = rdrop_result(config, out / f"rdrop-zero{stage}", world, device)
         results["precisions"] = changed_precision(config, out / "precisions", world, device)
     if world.is_main:
         (out / "results.json").write_text(json.dumps(results, indent=1))

@@ -49,10 +49,12 @@ def make_model() -> Transformer:
     return Transformer(config)
 
 
-def losses_and_gradient(model: Transformer, batches: list[PackedBatch]) -> tuple[list[float], torch.Tensor]:
+def losses_and_gradient(
+    model: Transformer, batches: list[PackedBatch], alpha: float = 0.0
+) -> tuple[list[float], torch.Tensor]:
     losses = []
     for batch in batches:
-        sums = model(batch, 0.1)
+        sums = model(batch, 0.1, alpha)
         sums.loss.backward()
         losses.append(sums.loss.item())
     return losses, torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
@@ -100,18 +102,19 @@ def test_shapes_are_fixed_with_kernels_that_read_offsets_alone(monkeypatch: pyte
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a GPU of compute capability 8")
-def test_on_a_gpu_other_lengths_need_no_other_graph() -> None:
+@pytest.mark.parametrize("alpha", [0.0, 5.0])
+def test_on_a_gpu_other_lengths_need_no_other_graph(alpha: float) -> None:
     """The same losses as without compiling, to bf16's rounding."""
     device = torch.device("cuda")
     batches = [make_batch(seed, lengths_seed=seed).to(device) for seed in range(6)]
     eager, compiled = (make_model().to(device).cast_parameters(torch.bfloat16) for _ in range(2))
     assert compiled.has_fixed_shapes
     compiled.compile_layers()
-    first, _ = losses_and_gradient(compiled, batches[:2])
+    first, _ = losses_and_gradient(compiled, batches[:2], alpha)
     before = graphs()
-    more, gradient = losses_and_gradient(compiled, batches[2:])
+    more, gradient = losses_and_gradient(compiled, batches[2:], alpha)
     assert graphs() == before
-    wanted, wanted_gradient = losses_and_gradient(eager, batches)
+    wanted, wanted_gradient = losses_and_gradient(eager, batches, alpha)
     assert [*first, *more] == pytest.approx(wanted, rel=0.01)
     assert ((gradient - wanted_gradient).norm() / wanted_gradient.norm()).item() < 0.02
 

@@ -124,24 +124,34 @@ def make_model(norm: str) -> Transformer:
     return Transformer(config)
 
 
-def loss_and_gradients(model: Transformer, batch: PackedBatch) -> tuple[float, dict[str, torch.Tensor]]:
+def loss_and_gradients(model: Transformer, batch: PackedBatch, alpha: float) -> tuple[float, dict[str, torch.Tensor]]:
     model.zero_grad()
-    loss = model(batch, 0.1).loss
+    loss = model(batch, 0.1, alpha).loss
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("kernel", "compiled"), [("packed", False), ("packed", True), ("varlen", False)])
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(
+    ("kernel", "compiled", "norm", "alpha"),
+    [
+        *(
+            (kernel, compiled, norm, 0.0)
+            for kernel, compiled in (("packed", False), ("packed", True), ("varlen", False))
+            for norm in ("post", "pre")
+        ),
+        ("packed", True, "post", 5.0),
+        ("varlen", False, "pre", 5.0),
+    ],
+)
 @pytest.mark.usefixtures("kernels")
 def test_loss_and_gradients_are_those_of_groups(
-    norm: str, kernel: attention.Kernel, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    norm: str, kernel: attention.Kernel, compiled: bool, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(norm)
     batches = [make_batch(seed) for seed in range(4)]
     monkeypatch.setattr(Transformer, "_kernel", lambda *_: "groups")
-    expected = [loss_and_gradients(model, batch) for batch in batches]
+    expected = [loss_and_gradients(model, batch, alpha) for batch in batches]
     used: list[str] = []
     make_layout = transformer.AttentionLayout
 
@@ -156,7 +166,7 @@ def test_loss_and_gradients_are_those_of_groups(
         model.compile_layers(backend="aot_eager")
         torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    found = [loss_and_gradients(model, batch) for batch in batches]
+    found = [loss_and_gradients(model, batch, alpha) for batch in batches]
     assert used == [kernel] * 3 * len(batches)
     for (loss, gradients), (wanted_loss, wanted) in zip(found, expected, strict=True):
         assert loss == pytest.approx(wanted_loss, rel=1e-6)

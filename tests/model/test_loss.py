@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model import loss as module
-from dist_transformer.model.loss import smoothed_cross_entropy
+from dist_transformer.model.loss import rdrop_cross_entropy, smoothed_cross_entropy
 from dist_transformer.model.packed import IGNORED
 
 ROWS, WIDTH, WORDS = 23, 12, 37
@@ -266,6 +266,68 @@ def test_softmax_of_bf16_logits_is_in_fp32() -> None:
     logits = functional.linear(*half).double()
     expected = functional.cross_entropy(logits, labels_T, reduction="sum", ignore_index=IGNORED)
     assert smoothed_cross_entropy(*half, labels_T, 0.1).nll.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def make_passes() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    hidden_TD, weight_VD, labels_T = make_case(14)
+    other_TD = hidden_TD.detach() + torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(15))
+    return hidden_TD, other_TD.requires_grad_(), weight_VD, labels_T
+
+
+def rdrop_formula(
+    hidden_TD: torch.Tensor, other_TD: torch.Tensor, weight_VD: torch.Tensor, labels_T: torch.Tensor, alpha: float
+) -> torch.Tensor:
+    """The mean of both losses, and α/2 times the mean of both divergences, from all logits in double precision."""
+    losses = [plain_formula(rows, weight_VD, labels_T, 0.1)[0] for rows in (hidden_TD, other_TD)]
+    p, q = (
+        torch.softmax(rows.double()[labels_T != IGNORED] @ weight_VD.double().t(), 1) for rows in (hidden_TD, other_TD)
+    )
+    divergences = (p * (p / q).log()).sum() + (q * (q / p).log()).sum()
+    return sum(losses) / 2 + alpha / 2 * divergences / 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rows", [2, 6, 2 * ROWS])
+def test_rdrop_is_the_formula(compiled: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass by pass, whether a block holds one pair of rows, several, or all; also in the form that is compiled."""
+    monkeypatch.setattr(module, "_ROWS_PER_WIDTH", 0)
+    # Room for one more row, which would part a pair.
+    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", (rows + 1) * WORDS)
+    monkeypatch.setitem(module._SOFTMAX_ELEMENTS, "cpu", 5 * WORDS)
+    monkeypatch.setattr(module, "_compiled_softmax_rows", lambda: module._softmax_rows_without_scatter)
+    case = make_passes()
+    found, expected = rdrop_cross_entropy(*case, 0.1, 5.0, compiled=compiled), rdrop_formula(*case, 5.0)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert found.tokens.item() == ROWS - 4
+    assert found.nll.item() == pytest.approx(
+        sum(plain_formula(rows_TD, *case[2:], 0.1)[1].item() for rows_TD in case[:2]) / 2, rel=1e-6
+    )
+    wanted = gradients(expected * 0.37, *case[:3])
+    for one, other in zip(gradients(found.loss * 0.37, *case[:3]), wanted, strict=True):
+        assert relative(one, other) < 2e-6
+
+
+def test_rdrop_of_equal_passes_is_the_loss_of_one() -> None:
+    hidden_TD, weight_VD, labels_T = make_case(16)
+    both = rdrop_cross_entropy(hidden_TD, hidden_TD, weight_VD, labels_T, 0.1, 5.0)
+    alone = smoothed_cross_entropy(hidden_TD, weight_VD, labels_T, 0.1)
+    torch.testing.assert_close(both, alone, rtol=1e-6, atol=0)
+    wanted = gradients(alone.loss, hidden_TD, weight_VD)
+    for one, other in zip(gradients(both.loss, hidden_TD, weight_VD), wanted, strict=True):
+        assert relative(one, other) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_rdrop_is_the_formula(compiled: bool) -> None:
+    case = make_passes()
+    on_gpu = [x.detach().cuda().requires_grad_() for x in case[:3]]
+    found = rdrop_cross_entropy(*on_gpu, case[3].cuda(), 0.1, 5.0, compiled=compiled)
+    expected = rdrop_formula(*case, 5.0)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for one, other in zip(gradients(found.loss, *on_gpu), gradients(expected, *case[:3]), strict=True):
+        assert relative(one.cpu(), other) < 1e-5
 
 
 @pytest.mark.gpu

@@ -94,6 +94,30 @@ def test_buffers_are_laid_out_together_as_each_alone() -> None:
     assert [side.tokens_T.tolist() for side in sides] == tokens.tolist()
 
 
+@pytest.mark.parametrize("sentences", [[[11, 12], [21]], [[1, 2, 3], [4, 5, 6, 7]], []])
+def test_a_buffer_of_every_sentence_twice(sentences: list[list[int]]) -> None:
+    """It is that of all sentences and all again; the dummies of one buffer are cut twice."""
+    one = pack(sentences, size=7, offset_count=6, max_length=4)
+    both = pack(sentences * 2, size=14, offset_count=11, max_length=4)
+    twice = one.twice()
+    assert twice.tokens_T.tolist() == both.tokens_T.tolist()
+    assert twice.lengths.tolist() == both.lengths.tolist()
+    used = sum(map(len, sentences))
+    assert twice.positions_T.tolist() == [
+        *one.positions_T[:used].tolist(),
+        *one.positions_T.tolist(),
+        *one.positions_T[used:].tolist(),
+    ]
+    # The kernels read each position's sentence from the offsets, of which those of real sentences come first.
+    starts = torch.repeat_interleave(twice.offsets_N[:-1], twice.offsets_N.diff())
+    assert (torch.arange(14) - starts).tolist() == twice.positions_T.tolist()
+    assert twice.offsets_N[: len(both.lengths) + 1].tolist() == both.offsets_N[: len(both.lengths) + 1].tolist()
+    assert (len(twice.offsets_N), twice.offsets_N.dtype, twice.max_length) == (11, torch.int32, 4)
+    halves = one.split_twice(torch.stack((twice.tokens_T, torch.arange(14)), dim=1))
+    assert all(half[:, 0].tolist() == one.tokens_T.tolist() for half in halves)
+    assert sorted(torch.cat(halves)[:, 1].tolist()) == list(range(14))
+
+
 def test_sentences_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="sentences of 6 tokens in a buffer of 5"):
         lay_out(np.array([2, 3, 3]), np.array([1, 2]), size=5, offset_count=9, max_length=3)

@@ -75,6 +75,7 @@ def test_flops_by_hand() -> None:
     assert training_flops(config, source_tokens=1, target_tokens=0) == 6 * source
     assert training_flops(config, source_tokens=0, target_tokens=1) == 6 * target
     assert training_flops(config, source_tokens=3, target_tokens=5) == 6 * (3 * source + 5 * target) == 30_048
+    assert training_flops(config, source_tokens=3, target_tokens=5, passes=2) == 2 * 30_048
     # Inner width 12 in place of 8.
     wide = replace(config, head_width=6)
     assert training_flops(wide, source_tokens=1, target_tokens=1) == 6 * (12 * 96 + 2 * 192 + 80)
@@ -275,6 +276,50 @@ def test_loss_is_that_of_the_logits() -> None:
         )
         assert sums.loss.item() == pytest.approx(expected.item(), rel=1e-5)
         assert sums.tokens.item() == sum(len(target) + 1 for _, target in PAIRS)
+
+
+@pytest.mark.parametrize("kernel", ["packed", "groups"])
+def test_rdrop_without_dropout_is_one_pass(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sentence of the doubled batch sees its own tokens, as in a batch of one copy."""
+    monkeypatch.setattr(Transformer, "_kernel", lambda *_: kernel)
+    model = make_model(positions="learned", output_bias=True)
+    alone, both = model(BATCH, 0.1), model(BATCH, 0.1, 5.0)
+    torch.testing.assert_close(both, alone, rtol=1e-5, atol=0)
+    found, expected = gradients(model, both.loss), gradients(model, alone.loss)
+    for name, gradient in found.items():
+        assert (gradient - expected[name]).norm() < 1e-4 * expected[name].norm(), name
+
+
+def test_rdrop_compares_two_passes_with_other_masks() -> None:
+    """Loss and gradient of both passes by all logits, with the masks that the model draws."""
+    model = make_model(dropout=0.3)
+    torch.manual_seed(5)
+    found = model(BATCH, 0.1, 5.0)
+    torch.manual_seed(5)
+    source, target = BATCH.source.twice(), BATCH.target.twice()
+    hidden_TD = model.decode(target, model.encode(source), source)
+    used = int(BATCH.target.lengths.sum())
+    labels_T = BATCH.labels_T[:used]
+    log_p, log_q = (model.logits(hidden_TD[start:][:used]).double().log_softmax(1) for start in (0, used))
+    cross_entropy = sum(
+        functional.cross_entropy(logits, labels_T, label_smoothing=0.1, reduction="sum") for logits in (log_p, log_q)
+    )
+    divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()
+    assert divergence > 0.1 * used
+    expected = cross_entropy / 2 + 5.0 / 4 * divergence
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    wanted = gradients(model, expected)
+    for name, gradient in gradients(model, found.loss).items():
+        assert (gradient - wanted[name]).norm() < 1e-4 * wanted[name].norm(), name
+
+
+def test_without_rdrop_the_bits_are_those_of_one_pass() -> None:
+    model, results = make_model(dropout=0.3), []
+    for alpha in ([], [0.0]):
+        torch.manual_seed(5)
+        sums = model(BATCH, 0.1, *alpha)
+        results.append((*sums, *gradients(model, sums.loss).values()))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -44,6 +44,21 @@ def test_half_the_share_of_the_peak_doubles_the_operations() -> None:
     assert slow.compute == pytest.approx(2 * fast.compute)
 
 
+def test_rdrop_computes_every_token_twice() -> None:
+    """Operations and activations are doubled, and a GPU takes half as many packs at once; communication stays."""
+    plain = preset("big_large_batch")
+    twice = plain.changed(optimizer=dataclasses.replace(plain.optimizer, rdrop_alpha=5.0))
+    one, two = (plan(with_batch(config, packs_per_micro_batch=2), gpus=8) for config in (plain, twice))
+    assert two.training_flops == 2 * one.training_flops
+    assert two.chosen.memory.activations == 2 * one.chosen.memory.activations
+    assert one.step_time is not None
+    assert two.step_time is not None
+    assert two.step_time.compute == pytest.approx(2 * one.step_time.compute)
+    assert two.step_time.communication == one.step_time.communication
+    assert two.target_tokens_per_step == one.target_tokens_per_step
+    assert [plan(config, gpus=8).config.batch.packs_per_micro_batch for config in (plain, twice)] == [8, 4]
+
+
 def test_disk_is_what_is_kept_and_one_more() -> None:
     """A run of 300 saves: 3 + 1 checkpoints of 12 bytes per parameter, 20 + 5 + 1 weight files of 4."""
     found = plan(preset("big"), gpus=8)

@@ -126,8 +126,11 @@ def test_a_setting_that_files_leave_out_has_its_default(
     wanted = described(config.changed(model=dataclasses.replace(config.model, attention="other")))
     with pytest.raises(UserError, match=r"with model\.attention = 'softmax', not 'other'"):
         changed_settings(run_dir, wanted)
-    floor = config.changed(optimizer=dataclasses.replace(config.optimizer, min_lr=1e-4))
-    assert "optimizer.min_lr: 0.0 -> 0.0001" in changed_settings(run_dir, described(floor))
+    optimizer = dataclasses.replace(config.optimizer, min_lr=1e-4, rdrop_alpha=5.0)
+    assert changed_settings(run_dir, described(config.changed(optimizer=optimizer))) == [
+        "optimizer.min_lr: 0.0 -> 0.0001",
+        "optimizer.rdrop_alpha: 0.0 -> 5.0",
+    ]
 
 
 def test_settings_to_share_name_no_place(config: TrainConfig) -> None:

@@ -67,3 +67,11 @@ def test_a_checkpoint_of_an_earlier_version_was_validated() -> None:
     assert Progress.from_json(values).validated_step == 3
     del values["validated_step"]
     assert Progress.from_json(values).validated_step == 5
+
+
+def test_a_checkpoint_of_an_earlier_version_computed_each_token_once() -> None:
+    values = Progress(source_tokens=7, target_tokens=8, computed_source_tokens=14, computed_target_tokens=16).to_json()
+    assert Progress.from_json(values).computed_target_tokens == 16
+    del values["computed_source_tokens"], values["computed_target_tokens"]
+    progress = Progress.from_json(values)
+    assert (progress.computed_source_tokens, progress.computed_target_tokens) == (7, 8)

@@ -14,6 +14,7 @@ def test_utilization_by_hand() -> None:
     model = PRESETS["tiny"].model
     operations = training_flops(model, source_tokens=700, target_tokens=800)
     assert interval.utilization(model, operations / 2) == {"mfu": pytest.approx(0.5)}
+    assert interval.utilization(model, operations, passes=2) == {"mfu": pytest.approx(0.5)}
     assert interval.utilization(model, None) == {}
 
 

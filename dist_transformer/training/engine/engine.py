@@ -108,13 +108,14 @@ class Engine:
 
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
         """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`."""
+        settings = self.config.optimizer
+        sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha)
         # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
-        sums = self.ds(batch, self.config.optimizer.label_smoothing)
         self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
         return sums
 
     def evaluate(self, batch: PackedBatch) -> LossSums:
-        """Return a micro-batch's sums without gradient; the loss is the training loss. A collective under ZeRO-3."""
+        """Return a micro-batch's sums without gradient, in one pass, so without R-Drop. A collective under ZeRO-3."""
         return self.ds(batch, self.config.optimizer.label_smoothing)
 
     def plain_model(self) -> Transformer:

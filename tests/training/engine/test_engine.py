@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.model.packed import PackedTokens
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.training.engine.engine import _parameter_groups
+from dist_transformer.training.engine.engine import Engine, _parameter_groups
+from tests.model.small_batches import BATCH, make_model
 
 
 def test_weight_decay_is_for_matrices_only() -> None:
@@ -19,3 +22,14 @@ def test_weight_decay_is_for_matrices_only() -> None:
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
     (every,) = _parameter_groups(model, 0.0)
     assert len(every["params"]) == len(list(model.parameters()))
+
+
+@torch.no_grad()
+def test_validation_is_one_pass_also_with_rdrop(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, preset = make_model(dropout=0.3).eval(), PRESETS["tiny"]
+    expected = model(BATCH, 0.1)
+    engine = Engine.__new__(Engine)
+    engine.ds = model
+    engine.config = preset.changed(optimizer=dataclasses.replace(preset.optimizer, rdrop_alpha=5.0))
+    monkeypatch.delattr(PackedTokens, "twice")
+    assert engine.evaluate(BATCH) == expected

@@ -1,0 +1,40 @@
+"""The timeouts of a training job: settings that validate themselves."""
+
+from dataclasses import dataclass
+
+from dist_transformer.config.requirements import require, require_not_negative, require_positive
+
+_YEAR_MINUTES = 365 * 24 * 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeoutConfig:
+    """Timeouts: how long each part of a job may make no progress, and how long the job may take."""
+
+    timeout_minutes: float = 30.0
+    """End the job if training makes no progress for this long, while it waits for a rank or for data."""
+    setup_timeout_minutes: float = 30.0
+    """The same for the time up to the first step; the message names the ranks that did not join."""
+    checkpoint_timeout_minutes: float = 60.0
+    """The same for one checkpoint."""
+    evaluation_timeout_minutes: float = 120.0
+    """The same for one validation."""
+    walltime_minutes: float = 0.0
+    """Time limit of the job, from its start; training saves and ends before it. 0: SLURM's limit, if there is one."""
+
+    def __post_init__(self) -> None:
+        for name in self._limits():
+            too_long = getattr(self, name) > _YEAR_MINUTES
+            require(not too_long, name, getattr(self, name), "it must be at most 525600, a year")
+            require_positive(self, name)
+        require_not_negative(self, "walltime_minutes")
+
+    @staticmethod
+    def _limits() -> tuple[str, ...]:
+        return "timeout_minutes", "setup_timeout_minutes", "checkpoint_timeout_minutes", "evaluation_timeout_minutes"
+
+    @property
+    def collective_timeout_minutes(self) -> float:
+        """Timeout of one collective in minutes."""
+        # Longer than every limit above, so that the watchdog ends the job first: it names the rank that is behind.
+        return 1.5 * max(getattr(self, name) for name in self._limits())
