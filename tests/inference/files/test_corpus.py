@@ -93,8 +93,14 @@ def test_prefixes_are_a_part_of_the_inputs(job: CorpusJob, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("count", "said"),
     [
-        (6, "--prefix: .*prefixes ends after 6 lines, and the input has more: use a file with one line for each"),
-        (8, "--prefix: the input ends after 7 lines, and .*prefixes has more: use a file with one line for each"),
+        (
+            6,
+            "--prefix must have one line for each input line, .*; .*prefixes ends after 6 lines, and the input has more",
+        ),
+        (
+            8,
+            "--prefix must have one line for each input line, .*; the input ends after 7 lines, and .*prefixes has more",
+        ),
     ],
 )
 def test_prefixes_of_another_number_are_refused_before_anything_is_written(
