@@ -95,11 +95,11 @@ def test_prefixes_are_a_part_of_the_inputs(job: CorpusJob, tmp_path: Path) -> No
     [
         (
             6,
-            "--prefix must have one line for each input line, .*; .*prefixes ends after 6 lines, and the input has more",
+            "--prefix must have one line for each input line, .*prefixes ends after 6 lines, and the input has more",
         ),
         (
             8,
-            "--prefix must have one line for each input line, .*; the input ends after 7 lines, and .*prefixes has more",
+            "--prefix must have one line for each input line, .*the input ends after 7 lines, and .*prefixes has more",
         ),
     ],
 )
