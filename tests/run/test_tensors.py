@@ -59,7 +59,7 @@ TENSORS = [
     (set_infinite, "holds values that are not finite"),
     (remove, "is in none of the files"),
     (add, "is not a parameter of its model"),
-    (reshape, "but its model gives"),
+    (reshape, "but its model has"),
     (halve, "is BF16, not F32"),
 ]
 
