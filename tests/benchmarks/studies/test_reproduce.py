@@ -207,7 +207,7 @@ def test_a_band_file_that_is_no_result_is_named(tmp_path: Path, corpus: Path) ->
 def test_without_the_texts_one_sentence_says_where_they_are(tmp_path: Path, corpus: Path) -> None:
     (corpus / "val.de").unlink()
     download = "download train, val, test_2016_flickr (.en and .de) from data/task1/raw of https://github.com/multi30k/"
-    for folder, beginning in ((None, "no folder with the texts"), (corpus, f"{corpus} has no file val.de: ")):
+    for folder, beginning in ((None, "there is no folder with the texts"), (corpus, f"{corpus} has no file val.de: ")):
         with pytest.raises(UserError) as caught:
             hash_corpus(folder)
         assert str(caught.value).startswith(beginning)
