@@ -139,7 +139,7 @@ def main() -> None:
     wanted = fill_pages(pages, tables)
     changed = [name for name in pages if wanted[name] != pages[name]]
     if arguments.check and changed:
-        raise UserError(f"{', '.join(changed)}differ from the figures: run tools/results_table.py")
+        raise UserError(f"{', '.join(changed)} differ from the figures: run tools/results_table.py")
     for name in changed:
         (_ROOT / name).write_text(wanted[name], encoding="utf-8")
         print(f"{name}: tables rewritten", file=sys.stderr)

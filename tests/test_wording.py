@@ -133,3 +133,24 @@ def test_docstrings_open_with_a_verb_or_a_noun() -> None:
         if text.split() and text.split()[0].rstrip(",:") in OPENERS
     ]
     assert found == []
+
+
+def test_messages_do_not_ask_to_give() -> None:
+    """Users pass flags, set settings and use files."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        for folder in _SOURCES
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name != "toy_lexicon.py"
+        for node in _messages(ast.parse(path.read_text("utf-8")))
+        if re.search(r"\bgives?\b", node.value, re.IGNORECASE)
+    ]
+    assert found == []
+
+
+def _messages(tree: ast.Module) -> Iterator[ast.Constant]:
+    """List the strings of a module that are not docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node

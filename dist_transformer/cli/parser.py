@@ -91,7 +91,7 @@ def _whole(text: str) -> int:
 def _finite(text: str) -> float:
     number = float(text)
     if not abs(number) < _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text:.40} is too large, or not a number: it must be below {_LARGEST}")
+        raise argparse.ArgumentTypeError(f"{text:.40} is not a finite number below {_LARGEST}")
     return number
 
 

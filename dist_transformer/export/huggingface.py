@@ -204,7 +204,7 @@ def _load(folder: Path) -> Any:
         # Those with another shape come with both shapes.
         if names := sorted(key if isinstance(key, str) else key[0] for key in found[f"{problem}_keys"]):
             raise UserError(
-                f"{folder} has weights that do not fit its config.json ({problem} {names[0]}): pass the whole folder"
+                f"{folder} has weights that do not fit its config.json ({problem}: {names[0]}): pass the whole folder"
             )
     return model
 

@@ -89,7 +89,7 @@ def _refuse_inside(out: Path, flag: str) -> None:
             if kind == "run" and place.relative_to(folder).parts[0] not in _OF_A_RUN:
                 break
             raise UserError(
-                f"{flag}: {out} would be written "
+                f"{flag} {out} would be written "
                 + (f"over files of the run {folder}" if kind == "run" else f"into the {kind} folder {folder}")
                 + ": choose another place"
             )

@@ -142,7 +142,7 @@ def test_an_output_that_would_replace_something_is_refused(
             run([command, *(word.format(**places) for word in words.split()), flag, str(target)])
         # A command of several ranks prints its error itself.
         message = capsys.readouterr().err.removeprefix("error: ") or str(caught.value)
-        assert message.startswith(f"{flag}: {target}")
+        assert message.startswith(f"{flag} {target}")
     assert content(Path()) == before
 
 

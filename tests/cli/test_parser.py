@@ -50,9 +50,9 @@ def test_a_path_that_no_file_can_have_is_refused() -> None:
         ("--lines=-1000000000000000000", "too large"),
         ("--lines 1" + "0" * 5000, "invalid"),
         ("--lines 1.5", "invalid"),
-        ("--hours nan", "nan is no number"),
-        ("--hours inf", "inf is no number"),
-        ("--hours 1e18", "1e18 is no number"),
+        ("--hours nan", "nan is not a finite number below"),
+        ("--hours inf", "inf is not a finite number below"),
+        ("--hours 1e18", "1e18 is not a finite number below"),
     ],
 )
 def test_a_number_that_nothing_can_have_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,7 +141,7 @@ def test_what_is_wrong_is_one_sentence_and_leaves_no_file(
     with target.open("a") as file:
         file.write("one too many\n")
     assert error().startswith(
-        f"error: {source} has 32 lines and {target} has 33: line i of one must be the translation"
+        f"error: {source} and {target} must have the same number of lines (32 and 33): line i of one must be"
     )
     with source.open("a") as file:
         file.write("§" * 80 + "\n")

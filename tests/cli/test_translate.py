@@ -154,7 +154,9 @@ def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lin
     for count, said in ((2, "the input ends after 2 lines"), (4, f"{prefixes} ends after 3 lines")):
         done = translate(model_folder, "a\n" * count, "--prefix", str(prefixes))
         assert done.returncode == 1
-        assert done.stderr.startswith(f"error: --prefix: {said}")
+        assert done.stderr.startswith(
+            f"error: --prefix must have one line for each input line, empty for no prefix; {said}, and "
+        )
 
 
 @pytest.mark.parametrize(

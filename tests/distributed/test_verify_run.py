@@ -73,7 +73,7 @@ def test_an_edited_line_of_the_ledger_is_found(run: Path, toy_data: DataFolder) 
     lines[6] = json.dumps({**json.loads(lines[6]), "hash": "0123456789abcdef"})
     (run / "ledger.jsonl").write_text("\n".join(lines) + "\n")
     found = failures(run, toy_data.path)
-    assert "line 7: the chain is broken" in found["ledger"]
+    assert "is broken at line 7: the file was edited or damaged" in found["ledger"]
     assert "sentences" in found
 
 

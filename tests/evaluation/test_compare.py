@@ -90,7 +90,9 @@ def test_two_files_side_by_side(files: dict[str, Path]) -> None:
 def test_files_of_other_lengths(files: dict[str, Path]) -> None:
     with files["good"].open("a") as file:
         file.write("one too many\n")
-    with pytest.raises(UserError, match=r"ref has 30 lines and \S*good has 31: line i of one must be the translation"):
+    with pytest.raises(
+        UserError, match=r"ref and \S*good must have the same number of lines \(30 and 31\): line i of one must"
+    ):
         compare([files["bad"], files["good"]], [files["ref"]], target_language="de")
     files["ref"].write_text("")
     files["bad"].write_text("")

@@ -202,7 +202,7 @@ def test_files_come_in_chunks(
 
 def test_what_files_cannot_be_scored(model: Transformer, toy_tokenizer: Tokenizer, tmp_path: Path) -> None:
     files = written(tmp_path, ["a", "b"], ["a"])
-    with pytest.raises(UserError, match=r"text\.en has 2 lines and .*text\.de has 1: "):
+    with pytest.raises(UserError, match=r"text\.en and .*text\.de must have the same number of lines \(2 and 1\): "):
         next(score_files(model, toy_tokenizer, files, device=CPU))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"pipe is not a regular file, and it is read twice: save its lines in one$"):

@@ -91,7 +91,7 @@ def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -
 def test_an_unknown_name_is_refused_by_the_settings() -> None:
     with pytest.raises(
         UserError,
-        match=r"^positions is 'ramp': .* the file that registers it .* one of sinusoidal, sinusoidal_t2t, learned$",
+        match=r"^positions is 'ramp': pass the file that registers this position encoding .* sinusoidal, .*, learned$",
     ):
         replace(SMALL, positions="ramp")
 

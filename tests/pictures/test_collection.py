@@ -61,7 +61,7 @@ def test_without_a_model_the_page_says_what_it_lacks() -> None:
     made = make_pictures(PictureSettings())
     assert [picture.name for picture in made.pictures] == OF_NO_MODEL
     attention, positions = made.notes
-    assert "Give --model MODEL and --src-text" in attention
+    assert "Pass --model MODEL and --src-text" in attention
     assert "--model.positions learned" in positions
     assert "--learned-model MODEL" in positions
 

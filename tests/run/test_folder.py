@@ -169,8 +169,8 @@ def test_other_data_is_refused(config: TrainConfig, run_dir: Path) -> None:
     with pytest.raises(UserError) as refused:
         changed_settings(run_dir, described(config))
     assert str(refused.value) == (
-        f"{run_dir} was trained on other data: --data {data} has changed since: restore the earlier data, or choose "
-        "another --run-dir"
+        f"--data {data} has changed since {run_dir} was trained on it: restore the earlier data, or choose another "
+        "--run-dir"
     )
 
 

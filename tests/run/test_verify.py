@@ -195,7 +195,7 @@ def ledger_lines(run: Path) -> list[str]:
 def test_an_edited_ledger(run: Path, change: Callable[[list[str]], list[str]], broken: int) -> None:
     (run / "ledger.jsonl").write_text("".join(change(ledger_lines(run))))
     found = failures(run)
-    assert f"line {broken}: the chain is broken" in found["ledger"]
+    assert f"is broken at line {broken}: the file was edited or damaged" in found["ledger"]
     assert "not checked against the ledger" in found["checkpoint step-00000002"]
 
 
@@ -212,7 +212,9 @@ def test_a_ledger_whose_chain_holds_over_shards_that_make_no_sense(run: Path, le
         lines.append(json.dumps({**changed, "chain": chain}) + "\n")
     (run / "ledger.jsonl").write_text("".join(lines))
     found = failures(run)
-    assert re.search(r"left_out is not what a run writes|cannot be read \((Type|Value)Error", found["ledger"])
+    assert re.search(
+        r"left_out at step \d+ in .* is not what a run writes|cannot be read \((Type|Value)Error", found["ledger"]
+    )
     assert "not checked against the ledger" in found["checkpoint step-00000002"]
 
 
@@ -253,7 +255,7 @@ def test_checks_that_need_the_settings_say_so(run: Path) -> None:
     assert found["weights"] == "not checked: config.json cannot be read (see above)"
     edit = {"seed": "one"}
     (run / "config.json").write_text(json.dumps(edit))
-    assert "config.json: seed must be int, not 'one'" in failures(run)["settings"]
+    assert f"seed in {run / 'config.json'} must be int, not 'one'" in failures(run)["settings"]
 
 
 def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_each_process_has_its_own(name: str | None, world: World, device: str) -
 
 @pytest.mark.usefixtures("two_gpus")
 def test_processes_do_not_share_a_gpu() -> None:
-    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, but there are 2 processes: pass cpu or cuda$"):
+    with pytest.raises(UserError, match=r"^--device cuda:1 is one GPU, but there are 2 processes: use cpu or cuda$"):
         find_device("cuda:1", SECOND_OF_TWO)
     third = World(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(

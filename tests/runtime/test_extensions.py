@@ -44,7 +44,7 @@ def test_a_module_of_the_current_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.py", "--import absent.py: there is no such file: check the path"),
+        ("absent.py", "--import absent.py does not exist: check the path"),
         ("absent", "--import absent names no module here: pass the name of a module, or FILE.py"),
         ("absent.inner", "--import absent.inner names no module here: pass the name of a module, or FILE.py"),
     ],

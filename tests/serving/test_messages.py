@@ -46,7 +46,7 @@ def test_the_longest_text_fits_the_longest_body() -> None:
         (body({"text": ["a"]}), "text must be a string"),
         (body({"text": ""}), "there is no text"),
         (body({"text": " \n\t\u3000"}), "there is no text"),
-        (body({"text": "a" * 11}), "the text has 11 characters and 10 are allowed"),
+        (body({"text": "a" * 11}), "the text has 11 characters, and at most 10 are allowed"),
         (body({"text": "a", "prefix": 5}), "prefix must be a string of at most 10 characters"),
         (body({"text": "a", "prefix": "b" * 11}), "prefix must be a string of at most 10 characters"),
         (body({"text": "a", "prefix": "a\0b"}), "the text holds U+0000"),

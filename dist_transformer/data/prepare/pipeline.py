@@ -365,7 +365,7 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset, why = preset_for(train.pairs, on_gpu=has_gpu())
-    flags = ["--preset", preset]
+    flags: list[object] = ["--preset", preset]
     if settings.tokenizer is not None and (settings.tokenizer.parent / _WEIGHTS_FILE).exists():
         flags = ["--preset", "finetune", "--init-from", settings.tokenizer.parent]
     else:

@@ -215,7 +215,7 @@ class JsonlFile(FieldFile):
         for name in path:
             text = text[name]
         if not isinstance(text, str):
-            raise UserError(f'field "{field}" in {where} must be a string, not {type(text).__name__}: fix the line')
+            raise UserError(f'{where} has {type(text).__name__} in field "{field}", not a string: fix the line')
         return one_line(text, where)
 
 

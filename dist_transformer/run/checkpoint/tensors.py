@@ -66,5 +66,5 @@ def _header_problem(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...
     if expected is None:
         return "is not a parameter of its model"
     if shape != expected:
-        return f"has shape {shape}, but its model gives {expected}"
+        return f"has shape {shape}, but its model has {expected}"
     return None if dtype == "F32" else f"is {dtype}, not F32"

@@ -121,7 +121,7 @@ def test_without_validation_there_is_no_perplexity(monkeypatch: pytest.MonkeyPat
     """Said before anything is trained."""
     words = "table3.py --data d --out o --preset tiny --flags-of base -- --validate-every 0"
     monkeypatch.setattr(sys, "argv", words.split())
-    with pytest.raises(UserError, match=r"^--validate-every 0 gives no perplexity for the table: leave it out"):
+    with pytest.raises(UserError, match=r"^the table needs a perplexity, and --validate-every is 0: leave it out"):
         main()
 
 

@@ -306,19 +306,19 @@ def test_the_folder_may_be_a_link_but_not_its_valid_folder(folder: Path) -> None
     ("changes", "message"),
     [
         ({"format_version": 2}, "has format version 2, but this program reads 1: upgrade"),
-        ({"format_version": "1"}, r"^format_version in .* must be 1, not '1'"),
-        ({"vocab_size": "300"}, "vocab_size must be int, not '300'"),
-        ({"seed": -1}, "index.json: seed is -1, but cannot be below 0"),
+        ({"format_version": "1"}, "format_version in INDEX must be 1, not '1'"),
+        ({"vocab_size": "300"}, "vocab_size in INDEX must be int, not '300'"),
+        ({"seed": -1}, "in INDEX, seed is -1, but cannot be below 0"),
         ({"extra": 1}, "unknown setting 'extra'"),
-        ({"train": []}, "train must hold an object of settings"),
-        ({"dropped": {"empty": True}}, "dropped['empty'] must be int, not True"),
+        ({"train": []}, "train in INDEX must hold an object of settings"),
+        ({"dropped": {"empty": True}}, "dropped['empty'] in INDEX must be int, not True"),
     ],
 )
 def test_bad_index_names_the_field(folder: Path, changes: dict[str, Any], message: str) -> None:
     edit_index(folder, **changes)
     with pytest.raises(UserError) as caught:
         DataFolder.open(folder)
-    assert message in str(caught.value)
+    assert message.replace("INDEX", str(folder / "index.json")) in str(caught.value)
     assert "index.json" in str(caught.value)
 
 

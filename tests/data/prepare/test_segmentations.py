@@ -113,7 +113,7 @@ def test_epochs_take_one_segmentation_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"segmentations": 0}, "segmentations 0 is too small"),
+        ({"segmentations": 0}, "segmentations is 0: it must be at least 1"),
         ({"segmentation_dropout": 0.1}, "--segmentation-dropout is for several segmentations: set --segmentations"),
         ({"segmented_side": "source"}, "--segmented-side is for several segmentations"),
         ({"segmentations": 2, "segmentation_dropout": 1.5}, "segmentation_dropout is 1.5: it must be above 0"),

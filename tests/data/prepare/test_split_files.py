@@ -103,7 +103,9 @@ def test_bad_text_is_found_in_a_part_as_in_the_whole(tmp_path: Path) -> None:
     source, target = write_pairs(tmp_path, "train", corpus(20))
     files = LineFiles(source=source, target=target)
     target.write_text(target.read_text() + "one more\n")
-    with pytest.raises(UserError, match=r"train\.en has 20 lines and .*train\.de has 21: line i of one"):
+    with pytest.raises(
+        UserError, match=r"train\.en and .*train\.de must have the same number .* \(20 and 21\): line i"
+    ):
         split(tmp_path, files)
     rows = [f"{number}\tnumber\n".encode() for number in range(20)]
     (tmp_path / "bad.tsv").write_bytes(b"".join([*rows[:13], b"\xff\tno text\n", *rows[13:]]))

@@ -70,13 +70,13 @@ def test_misaligned_files_are_refused_with_both_counts(tmp_path: Path, source_li
     source = write(tmp_path / "a.en", b"x\n" * source_lines)
     target = write(tmp_path / "a.de", b"y\n" * target_lines)
     message = refusal(LineFiles(source=source, target=target))
-    assert f"{source} has {source_lines} lines and {target} has {target_lines}:" in message
+    assert f"{source} and {target} must have the same number of lines ({source_lines} and {target_lines}):" in message
 
 
 def test_unpaired_files_are_refused() -> None:
     with pytest.raises(UserError, match=r"2 source files \(a, b\) and 1 target files \(c\)"):
         line_files([Path("a"), Path("b")], [Path("c")])
-    with pytest.raises(UserError, match="a is given as source and as target"):
+    with pytest.raises(UserError, match="a is both source and target: pass the file of the other language"):
         line_files([Path("a")], [Path("a")])
 
 
@@ -140,7 +140,7 @@ def test_a_field_name_may_have_dots(tmp_path: Path) -> None:
         (b"[" * 100_000, "line 2 is nested too deeply: write flat JSON objects"),
         (b"[1]", "line 2 is not a JSON object"),
         (b'{"en": "x", "fr": "y"}', 'line 2 has no field "de" (it has en, fr)'),
-        (b'{"en": "x", "de": null}', 'line 2: field "de" must be a string, not NoneType'),
+        (b'{"en": "x", "de": null}', 'line 2 has NoneType in field "de", not a string'),
         (b'{"en": "x", "de": "\\ud800"}', "line 2 holds half of a surrogate pair"),
     ],
 )

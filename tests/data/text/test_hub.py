@@ -60,7 +60,7 @@ def test_hub_dataset_with_a_column_a_language(hub: Path, streaming: bool) -> Non
     assert list(hub_source(hub, streaming=streaming).read()) == [("a b", "c"), ("", "d")]
     message = refusal(hub_source(hub, streaming=streaming, target_language="fr"))
     assert 'neither a column "fr" nor a column "translation" (it has en, de, n)' in message
-    assert 'the texts of "n" must be strings, not int' in refusal(
+    assert f'the texts of "n" in dataset "{hub}" must be strings, not int' in refusal(
         hub_source(hub, streaming=streaming, target_language="n")
     )
 

@@ -186,8 +186,8 @@ def test_a_piece_that_is_spelled_like_a_special_token_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kind": "byte-bpe", "byte_fallback": True}, "byte_fallback belongs to SentencePiece"),
-        ({"kind": "byte-bpe", "character_coverage": 1.0}, "character_coverage belongs to SentencePiece"),
+        ({"kind": "byte-bpe", "byte_fallback": True}, "byte_fallback is for SentencePiece"),
+        ({"kind": "byte-bpe", "character_coverage": 1.0}, "character_coverage is for SentencePiece"),
         (
             {"kind": "sentencepiece", "character_coverage": 0.5},
             "character_coverage is 0.5: it must be 0.98 to 1",
