@@ -1,10 +1,12 @@
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.runtime import device
 from dist_transformer.runtime.device import choose_precision, find_device, multiplies_bf16
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
@@ -94,14 +96,18 @@ def test_the_arithmetic_of_a_cpu(capability: str, wanted: Any, chosen: str, monk
     assert choose_precision(torch.device("cpu"), wanted) == chosen
 
 
-@pytest.mark.parametrize(("bf16", "amx", "has"), [(True, False, True), (False, True, True), (False, False, False)])
+@pytest.mark.parametrize(
+    ("flags", "has"), [("avx2 avx512_bf16", True), ("amx_bf16", True), ("avx512f avx512_vnni", False), (None, False)]
+)
 def test_a_cpu_multiplies_bf16_by_avx512_bf16_or_amx(
-    bf16: bool, amx: bool, has: bool, monkeypatch: pytest.MonkeyPatch
+    flags: str | None, has: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # AVX-512 alone, in which training computes bf16, has no instruction for it.
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    file = tmp_path / "cpuinfo"
+    if flags is not None:
+        file.write_text(f"flags\t\t: fpu {flags}\nbugs : amx_bf16_none\n")
+    monkeypatch.setattr(device, "_CPU_INFO", file)
     assert multiplies_bf16(torch.device("cpu")) == has
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.results_table import make_lines, read_result
+from benchmarks.results_table import read_result
 from benchmarks.studies import reproduce
 from benchmarks.studies.reproduce import (
     BAND_FILE,
@@ -230,7 +230,6 @@ def test_new_bands_resume_and_follow_from_their_trainings(
     result = read_result(band)
     assert result["figures"]["defects"]["no_warmup"]["half_widths_from_mean"] == pytest.approx(2 / (0.4 * 2.5**0.5))
     assert result["wall_seconds"] == 21.0
-    assert "| 300 | dev NLL 4.000 ± 0.158, 4.0 ± 0.2 chrF, [band]" in make_lines(band, result)[0]
     record = out / "seed-2" / "figures.json"
     kept = json.loads(record.read_text("utf-8"))
     kept["figures"]["dev_nll"] = 4.9

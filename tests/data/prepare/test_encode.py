@@ -46,7 +46,7 @@ def test_smaller_vocabulary_is_reported(tmp_path: Path) -> None:
     index, report = run(tmp_path, corpus(20), vocab_size=5_000)
     assert index.vocab_size < 5_000
     assert f"vocabulary: {index.vocab_size:,} entries" in "\n".join(report)
-    assert "fewer than the 5,000 asked for" in "\n".join(report)
+    assert "fewer than the requested 5,000" in "\n".join(report)
 
 
 def test_pairs_are_dropped_for_the_reason_stated(tmp_path: Path) -> None:
