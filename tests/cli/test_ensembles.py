@@ -36,7 +36,7 @@ def test_every_command_computes_with_the_mean(
     models, (source, target) = ("--model", model_folder, other_folder), texts
     joint = dist_transformer.load([model_folder, other_folder], device="cpu")
     expected = joint.translate(toy_lines[0][:6], max_extra_tokens=5, split_over="no")
-    short = ("--max-extra-tokens", 5, "--split-over", "no")
+    short = ("--max-extra-tokens", 5, "--split-over", "no", "--precision", "fp32")
     out = tmp_path / "out.txt"
     run("translate", *models, "--input", source, "--output", out, "--chunk-lines", 2, *short, ranks=2)
     assert out.read_text("utf-8").splitlines() == expected

@@ -155,7 +155,7 @@ def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lin
         done = translate(model_folder, "a\n" * count, "--prefix", str(prefixes))
         assert done.returncode == 1
         assert done.stderr.startswith(
-            f"error: --prefix must have one line for each input line, empty for no prefix; {said}, and "
+            f"error: --prefix must have one line for each input line, which may be empty; {said}, and "
         )
 
 

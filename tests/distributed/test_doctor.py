@@ -158,7 +158,7 @@ def test_a_damaged_shard_is_found(toy_data: DataFolder, tmp_path: Path) -> None:
 def test_a_rank_that_is_missing_is_named(tmp_path: Path) -> None:
     ((status, output, errors),) = start_ranks([tmp_path], "--timeout", 1, world_size=3)
     assert (status, output) == (1, "")
-    assert errors.startswith("error: rank 1-2 of 3 did not join in 1 s (here: 0 on ")
+    assert errors.startswith("error: rank 1-2 of 3 did not join in 1 s (this is 0 on ")
     assert "Traceback" not in errors
 
 
