@@ -64,7 +64,7 @@ def test_damage_is_found_and_the_exit_status_says_so(run: Path, toy_data: DataFo
     output = " ".join(output.split())
     assert f"{part} is damaged" in output
     assert "names step-00000099, which does not exist" in output
-    assert f"error: {run}: 2 of 8 checks failed" in output
+    assert f"error: 2 of 8 checks failed for {run}: see FAIL" in output
     assert "Traceback" not in output
 
 

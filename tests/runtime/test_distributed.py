@@ -223,7 +223,7 @@ def test_ranks_that_do_not_join_are_named(environment: pytest.MonkeyPatch) -> No
         with process_group(World(rank=rank, size=3, local_rank=rank, local_size=3), join_minutes=0.01):
             pass
 
-    with pytest.raises(UserError, match=r"^rank 1-2 of 3 did not join in \d s \(here: 0 on .*\): "):
+    with pytest.raises(UserError, match=r"^rank 1-2 of 3 did not join in \d s \(this is 0 on .*\): "):
         join(0)
     with pytest.raises(UserError, match=rf"^rank 1 on .* cannot reach rank 0 at 127\.0\.0\.1:{port} in \d s "):
         join(1)
