@@ -80,15 +80,18 @@ HIGHLIGHTS = [
         "{figures[mean][bleu_tokenized]:.1f} BLEU, mean of three seeds; published: {figures[published_tokenized]:.2f}",
     ),
     Highlight(
-        "gpu-check-h100.json",
-        "`big` on one GPU",
-        "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second",
+        "race-cpu-amd-epyc-avx512-bf16.json",
+        "CPU seconds to {figures[goals][1]} BLEU, captions",
+        "{figures[toolkits][ours][cpu_seconds_to_bleu][bleu_20][median]:,.0f}; "
+        "Eole {figures[toolkits][eole][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
+        "HF Trainer {figures[toolkits][trainer][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
+        "Marian {figures[toolkits][marian][cpu_seconds_to_bleu][bleu_20][median]:,.0f}",
     ),
     Highlight(
         "gpu-check-h100.json",
-        "Beam search on one GPU",
-        "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second, beam of "
-        "{figures[decode][beam_size]}",
+        "`big` on one GPU",
+        "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding: "
+        "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
     Highlight("bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
     Highlight("bench-cpu-amd-epyc.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
