@@ -194,7 +194,7 @@ def test_the_best_number_alone_and_on_two_ranks(
     assert [row["count"] for row in report["candidates"]] == [1, 2, 3]
     assert [row["steps"] for row in report["candidates"]] == [[30], [20, 30], [10, 20, 30]]
     bleus = [row["bleu"] for row in report["candidates"]]
-    assert report["best"] == 2
+    assert (report["best"], report["precision"]) == (2, "fp32")
     assert bleus[1] == pytest.approx(100)
     assert max(bleus[0], bleus[2]) < 90
     dev = read_test_set(tmp_path / "dev.en", tmp_path / "dev.de")

@@ -1,5 +1,6 @@
 """tools/translate.py as a user runs it."""
 
+import json
 import os
 import re
 import select
@@ -136,6 +137,17 @@ def test_nbest(model_folder: Path, toy_lines: Lines) -> None:
     assert scores[:3] == sorted(scores[:3], reverse=True)
     assert rows[3][1:] == ["", "0.000000"]
     assert len(plain) == 3
+
+
+def test_of_a_beam_the_text_closest_to_a_reference(model_folder: Path, toy_lines: Lines, tmp_path: Path) -> None:
+    text = f"{toy_lines[0][0]}\n\n{toy_lines[0][1]}\n"
+    ranked = translate(model_folder, text, "--nbest", "3", "--beam", "3", "--format", "jsonl").stdout.splitlines()
+    worst = [json.loads(line)["translations"][-1]["text"] for line in ranked]
+    references = tmp_path / "references of the lines"
+    references.write_text("".join(f"{line}\n" for line in worst), encoding="utf-8")
+    done = translate(model_folder, text, "--beam", "3", "--closest-to", str(references))
+    assert done.stdout.splitlines() == worst
+    assert translate(model_folder, text, "--beam", "3").stdout.splitlines() != worst
 
 
 def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lines: Lines, tmp_path: Path) -> None:

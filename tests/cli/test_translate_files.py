@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from dist_transformer.inference.files.manifest import MANIFEST_FILE
+from dist_transformer.inference.options import agreed_precision
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 from tests.conftest import ROOT, run_python
 
@@ -116,6 +119,9 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     assert end(killed)[0] == [-signal.SIGKILL] * 2
     assert not shared.exists()
     kept = {path: path.stat().st_mtime_ns for path in Path(f"{shared}.parts").glob("[0-9]*")}
+    # A resume on another processor does not mix two precisions.
+    recorded = json.loads((Path(f"{shared}.parts") / MANIFEST_FILE).read_text("utf-8"))["settings"]
+    assert recorded["--precision"] == agreed_precision(None, torch.device("cpu"))
 
     # Other settings are refused by both ranks, in one sentence.
     statuses, said = end(start(model_folder, files, shared, "--beam", "2", ranks=2))

@@ -1,13 +1,16 @@
+import ctypes
 import os
 import shlex
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.launch import as_typed, deepspeed_command, overridden, own_command, run_printed
+from dist_transformer.runtime.launch import as_typed, deepspeed_command, has_gpu, overridden, own_command, run_printed
 
 
 def test_the_port_is_free() -> None:
@@ -85,3 +88,24 @@ def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 def test_the_last_of_each_flag_is_kept_with_its_values() -> None:
     words = ["train", "--data", "a", "b", "--seed", 1, "--max_steps=3", "--x", "--data", "c", "--max-steps", -4]
     assert overridden(words) == ["train", "--seed", "1", "--x", "--data", "c", "--max-steps", "-4"]
+
+
+@pytest.mark.parametrize(("init", "counted", "count", "has"), [(0, 0, 2, True), (0, 0, 0, False), (100, 0, 2, False)])
+def test_the_driver_is_asked_for_a_gpu(
+    init: int, counted: int, count: int, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(place: Any) -> int:
+        place._obj.value = count
+        return counted
+
+    driver = SimpleNamespace(cuInit=lambda flags: init, cuDeviceGetCount=write)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    assert has_gpu() == has
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert not has_gpu()
