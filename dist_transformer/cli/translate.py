@@ -235,7 +235,9 @@ def files_beside(arguments: argparse.Namespace) -> dict[str, Path]:
 
 def translation_of(arguments: argparse.Namespace, translator: "Translator", info: "ModelInfo") -> "Translate":
     """Return the translation of lines with those of the files beside them."""
-    choose = Closest(info.target_language) if arguments.closest_to is not None else None
+    choose: Closest | None = None
+    if arguments.closest_to is not None:
+        choose = Closest(info.target_language, lowercase=translator.tokenizer.target.lowercase)
 
     def translate(lines: list[str], first: int, beside: dict[str, list[str]]) -> "Sequence[Translation]":
         found = translator.translate(lines, first=first, prefixes=beside.get("--prefix"))

@@ -13,13 +13,16 @@ class Closest:
     """Choice of the hypothesis with the best sentence BLEU, as Kim and Rush (2016) make targets for a student.
 
     The BLEU of a sentence is sacreBLEU's, with only the orders that the hypothesis has.
+
+    Args:
+        lowercase: compare without case, for a model that writes no capitals.
     """
 
-    def __init__(self, language: str) -> None:
+    def __init__(self, language: str, *, lowercase: bool) -> None:
         # Imported late, because it loads readers of many formats.
         from sacrebleu.metrics.bleu import BLEU
 
-        self._metric = BLEU(tokenize=bleu_tokenizer(language), effective_order=True)
+        self._metric = BLEU(tokenize=bleu_tokenizer(language), effective_order=True, lowercase=lowercase)
 
     def __call__(self, translation: "Translation", reference: str) -> "Translation":
         """Keep one hypothesis of a line; among equal ones, the one that the model finds best."""

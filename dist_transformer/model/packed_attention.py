@@ -118,7 +118,8 @@ def _forward(
     *,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if q.device.type == "cpu":
+    # Triton's interpreter takes the other types of a CPU.
+    if q.device.type == "cpu" and cpu_kernels.takes(q.dtype):
         return cpu_kernels.attend(q, k, v, query_offsets, key_offsets, causal=causal)
     from dist_transformer.model.gpu_kernels import attend
 
@@ -145,7 +146,7 @@ def _backward(
     *,
     causal: bool,
 ) -> None:
-    if out.device.type == "cpu":
+    if out.device.type == "cpu" and cpu_kernels.takes(out.dtype):
         offsets = (query_offsets, key_offsets)
         cpu_kernels.return_gradients(gradient, inputs, sums, results, *offsets, causal=causal)
         return
