@@ -208,10 +208,17 @@ class PaddedContender:
 
 
 class TrainerContender:
-    """Hugging Face's `Trainer`: one long training in a thread, which waits before it takes each next batch."""
+    """Hugging Face's `Trainer`: one long training in a thread, which waits before it takes each next step's batches.
 
-    def __init__(self, marian: nn.Module, sample: TextSample, config: TrainConfig, *, pairs: int) -> None:
-        self.marian, self.sample, self.config, self.pairs = marian, sample, config, pairs
+    Args:
+        pairs: of a batch.
+        accumulated: batches of a step.
+    """
+
+    def __init__(
+        self, marian: nn.Module, sample: TextSample, config: TrainConfig, *, pairs: int, accumulated: int = 1
+    ) -> None:
+        self.marian, self.sample, self.config, self.pairs, self.accumulated = marian, sample, config, pairs, accumulated
         self.device = next(marian.parameters()).device
         # The loader collates one batch ahead.
         self.may_collate, self.step_done = threading.Semaphore(1), threading.Semaphore(0)
@@ -227,14 +234,14 @@ class TrainerContender:
         self.marian.train()
         with timing.whole():
             for _ in range(steps):
-                self.may_collate.release()
+                self.may_collate.release(self.accumulated)
                 self.step_done.acquire()
                 if self.failure is not None:
                     raise self.failure
-        for sizes, computed in self.taken[self.steps : self.steps + steps]:
+        first, self.steps = self.steps, self.steps + steps
+        for sizes, computed in self.taken[first * self.accumulated : self.steps * self.accumulated]:
             timing.count(source=int(sizes[0]), target=int(sizes[1]), computed=computed)
         timing.steps = steps
-        self.steps += steps
         return timing
 
     def nll(self, sample: TextSample) -> float:
@@ -291,6 +298,7 @@ class TrainerContender:
         return TrainingArguments(
             output_dir=scratch,
             per_device_train_batch_size=self.pairs,
+            gradient_accumulation_steps=self.accumulated,
             max_steps=10**9,
             train_sampling_strategy="group_by_length",
             label_smoothing_factor=self.config.optimizer.label_smoothing,
@@ -366,6 +374,9 @@ def peer_contenders(
     """
     device = model.embedding.device
     pairs = max(1, round(step_tokens / float(sample.sizes[:, 1].mean())))
+    # By length, a batch of many pairs has the longest ones together, whose logits fill a GPU.
+    longest = int(sample.sizes[:, 1].max())
+    accumulated = max(1, round(pairs * longest / (2 * step_tokens))) if device.type == "cuda" else 1
     weights = ("autocast", "bf16 weights") if config.arithmetic == "bf16" else ("fp32",)
 
     def cast(peer: nn.Module, kind: str) -> Any:
@@ -382,7 +393,8 @@ def peer_contenders(
         return PaddedContender(plain, plain, sample.epochs(step_tokens, seed=config.seed), sample, config)
 
     def trainer(attention: str, kind: str) -> Contender:
-        return TrainerContender(marian(attention, kind), sample, config, pairs=pairs)
+        of_batch = max(1, pairs // accumulated)
+        return TrainerContender(marian(attention, kind), sample, config, pairs=of_batch, accumulated=accumulated)
 
     def compiled(attention: str, kind: str) -> Contender:
         peer = marian(attention, kind)

@@ -237,6 +237,7 @@ _MEANT_FOR = {
     "ted_en_zh": "not measured yet",
     "ted_tutorial": "not measured yet",
     "base": "8 P100, 12 hours",
+    "student": "not measured yet",
     "big": "8 P100, 3.5 days",
     "big_large_batch": "8 V100, 5 hours",
 }

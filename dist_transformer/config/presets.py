@@ -76,6 +76,8 @@ PRESETS: dict[str, TrainConfig] = {
     ),
     # The paper's base: about 25k source and 25k target tokens per step, 100k steps.
     "base": _preset(),
+    # Base with one decoder layer, which decodes faster; for text that a teacher translated (docs/students.md).
+    "student": _preset(model=ModelConfig(decoder_layers=1)),
     # The paper's big: 300k steps, the last 20 weight files averaged.
     "big": _preset(model=_BIG, max_steps=300_000),
     # Ott et al. 2018, section 3: 3584 x 8 GPUs x accumulation 16, peak 1e-3.

@@ -101,6 +101,7 @@ INTENDED = {
     "ted_en_zh": TALKS,
     "ted_tutorial": TALKS,
     "base": WMT14,
+    "student": WMT14,
     "big": WMT14,
     "big_large_batch": WMT14,
 }

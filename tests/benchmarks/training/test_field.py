@@ -22,11 +22,12 @@ from benchmarks.training.field import (
     open_field,
     train_table,
 )
-from benchmarks.training.peers import MasterAdamW, in_bf16
+from benchmarks.training.peers import MasterAdamW, TrainerContender, in_bf16
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Position
+from dist_transformer.export.marian import marian_model
 from dist_transformer.runtime.launch import deepspeed_command
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
@@ -100,6 +101,22 @@ def test_steps_of_peers_have_as_many_tokens_as_ours(field: Field) -> None:
     batches = itertools.islice(field.make("torch").rows, 400)  # type: ignore[attr-defined]
     theirs = np.mean([field.sample.sizes[rows, 1].sum() for rows in batches])
     assert theirs == pytest.approx(ours, rel=0.02)
+
+
+def test_a_step_of_the_trainer_may_be_several_batches(field: Field) -> None:
+    """Three batches of a third of the pairs have the tokens of a step, and train as it does."""
+    found = {}
+    for accumulated in (1, 3):
+        marian = marian_model(field.make("ours").driver.module)  # type: ignore[attr-defined]
+        pairs = {"pairs": 36 // accumulated, "accumulated": accumulated}
+        contender = TrainerContender(marian, field.sample, field.config, **pairs)
+        first, second = contender.train(4), contender.train(4)
+        assert (first.steps, second.steps) == (4, 4)
+        assert len(contender.taken) in (8 * accumulated, 8 * accumulated + 1)
+        found[accumulated] = (first.target_tokens + second.target_tokens, contender.nll(field.valid))
+    (tokens, loss), (tokens_of_three, loss_of_three) = found.values()
+    assert tokens_of_three == pytest.approx(tokens, rel=0.2)
+    assert loss_of_three == pytest.approx(loss, rel=0.05)
 
 
 def test_variants_in_bf16_learn_alike(field: Field, toy_data: DataFolder) -> None:
