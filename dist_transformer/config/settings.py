@@ -355,7 +355,7 @@ class TrainConfig:
     precision: Literal["bf16", "fp32"] | None = None
     """Arithmetic of the model; default: bf16 if the device supports it, otherwise fp32."""
     compile: bool = False
-    """Use torch.compile for layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2: faster from 6k tokens at once."""
+    """Compile layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; faster from 6k tokens at once."""
     seed: int = 1
     checkpoints: OmitArgPrefixes[CheckpointConfig] = field(default_factory=CheckpointConfig)
     validation: OmitArgPrefixes[ValidationConfig] = field(default_factory=ValidationConfig)
