@@ -259,6 +259,9 @@ def run_printed(command: Sequence[object], *, output: TextIO = sys.stdout, secon
     # Without a GPU, DeepSpeed's launcher would warn that it found none.
     accelerator = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
     environment = {**environment_of_child(), **accelerator, CALLER_VARIABLE: str(os.getpid())}
+    if words[1:] and words[1].endswith(".py"):
+        # A script imports what is beside it, from its own folder and not the current one.
+        del environment["PYTHONSAFEPATH"]
     try:
         status = subprocess.run(words, check=False, env=environment, stdout=output, timeout=seconds).returncode
     except subprocess.TimeoutExpired:

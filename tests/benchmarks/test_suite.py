@@ -183,6 +183,17 @@ def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system
+def test_a_part_runs_as_a_script_of_the_clone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """From any folder, and from none of its modules."""
+    suite = Suite(corpora=tmp_path, work=tmp_path, vocab_size=100)
+    with pytest.raises(UserError, match="the command above ended with status 1"):
+        suite.measure("data", "data", "--data", tmp_path / "none")
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    assert "none is not a data folder" in errors
+
+
 def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by the parser of tools/benchmark.py itself, on a CPU and on a GPU."""
     suite = Suite(corpora=tmp_path, work=tmp_path, vocab_size=400)
