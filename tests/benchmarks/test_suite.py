@@ -185,7 +185,7 @@ def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.system
 def test_a_part_runs_as_a_script_of_the_clone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """From any folder, and from none of its modules."""
+    """The folder of the script stays on the path of its process."""
     suite = Suite(corpora=tmp_path, work=tmp_path, vocab_size=100)
     with pytest.raises(UserError, match="the command above ended with status 1"):
         suite.measure("data", "data", "--data", tmp_path / "none")
