@@ -5,7 +5,7 @@ log probability by length^α. We divide by ((5 + length) / 6)^β, as the paper d
 mean length of the peers', because the cost of a search grows with its outputs. The BLEU scores must be close.
 
 Peers have variants, of which the fastest on the first lines takes part: the attention of transformers, and the sizes of
-batches. CTranslate2 in int8 is a contender of its own.
+batches. CTranslate2 in int8 is a contender of its own, and so is our search in bf16 and int8 where fp32 is measured.
 """
 
 import dataclasses
@@ -27,18 +27,21 @@ from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.marian import marian_model
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import as_dtype
+from dist_transformer.inference.options import as_arithmetic, as_dtype
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
+from dist_transformer.runtime.device import multiplies_bf16, multiplies_int8
 
 LABELS = {
     "ours": "ours",
     "generate": "HF MarianMTModel, generate",
     "ctranslate2": "CTranslate2",
     "int8": "CTranslate2, int8",
+    "ours_bf16": "ours, bf16",
+    "ours_int8": "ours, int8",
 }
-_NEEDS = {"ours": (), "generate": ("transformers",), "ctranslate2": ("ctranslate2",), "int8": ("ctranslate2",)}
+_NEEDS = {"generate": ("transformers",), "ctranslate2": ("ctranslate2",), "int8": ("ctranslate2",)}
 # Largest difference in BLEU between our search and a peer's on the same weights.
 BLEU_TOLERANCE = 0.7
 # Sentences, and padded source tokens, of a batch.
@@ -85,25 +88,31 @@ def run_decoding_benchmark(
     dtype = as_dtype(settings.precision or ("bf16" if device.type == "cuda" else "fp32"))
     model, vocabulary, info = load_model(settings.model, device, dtype)
     tokenizer = vocabulary.target
-    wanted = {LABELS[name]: _NEEDS[name] for name in LABELS if name == "ours" or name in settings.peers}
+    wanted = {LABELS[name]: _NEEDS.get(name, ()) for name in LABELS if name == "ours" or name in settings.peers}
     names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
     for name, kind in (("ctranslate2", _compute_type(dtype)), ("int8", "int8")):
         if name in names and not ctranslate2_computes(kind, device):
             report(f"left out, because it does not compute in {kind} here: {LABELS[name]}")
             names.remove(name)
+    instructions = {"ours_bf16": multiplies_bf16(device), "ours_int8": multiplies_int8(device)}
+    for name, has_them in instructions.items():
+        if name in names and not (has_them and dtype == torch.float32):
+            report(f"left out, because the processor has no instructions for it, or all are in bf16: {LABELS[name]}")
+            names.remove(name)
     lines = list(settings.sources)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
     variants: dict[str, str] = {}
+    others = [name for name in names if not name.startswith("ours")]
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch:
         works: dict[str, Translate] = {}
-        for name in names[1:]:
+        for name in others:
             found = make_peer(name, model, tokenizer, settings, Path(scratch))
             variants[name] = _fastest(found, lines[:_TRIED_LINES], device)
             works[name] = found[variants[name]]
             outputs[name] = works[name](lines)
             report(f"{LABELS[name]}: warm, {variants[name]}")
-        lengths = [_mean_length(tokenizer, outputs[name]) for name in names[1:]]
+        lengths = [_mean_length(tokenizer, outputs[name]) for name in others]
         search = partial(our_search, model, tokenizer, settings)
         penalty = settings.length_penalty
         if lengths:
@@ -114,6 +123,12 @@ def run_decoding_benchmark(
             )
         variants["ours"] = f"length penalty {penalty:.3g}"
         works["ours"] = search(length_penalty=penalty)
+        for name in instructions.keys() & names:
+            arithmetic = as_arithmetic(name.removeprefix("ours_"), device)
+            rounded, _, _ = load_model(settings.model, device, *arithmetic)
+            works[name] = our_search(rounded, tokenizer, settings, length_penalty=penalty)
+            works[name](lines)
+            variants[name] = variants["ours"]
         whole = search(length_penalty=penalty, least_growth=model.config.max_positions)(lines)
         report(f"{LABELS['ours']}: warm, {variants['ours']}")
         for number in range(settings.rounds):

@@ -44,7 +44,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "training": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
     "training_gpu": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
     "steps_gpu": ("step", "tokens per second", "milliseconds", "tokens", "peak GiB", "launches"),
-    "decoding": ("model", "ours", "transformers", "CTranslate2", "CTranslate2, int8"),
+    "decoding": ("model", "ours", "ours, bf16", "ours, int8", "transformers", "CTranslate2", "CTranslate2, int8"),
     "decoding_gpu": ("model", "ours", "transformers", "CTranslate2", "CTranslate2, int8"),
     "start": ("until", "seconds", "CPU seconds", "peak MiB"),
     "data": ("fill", "one pack at a time", "eight", "`prepare`", "`tokenizers` alone", "peak MiB of `prepare`"),

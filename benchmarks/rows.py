@@ -7,7 +7,7 @@ Row = dict[str, Any]
 MISSING = "–"
 """Cell of what was not measured."""
 _TRAINERS = ("trainer", "compiled", "torch")
-_DECODERS = ("ours", "generate", "ctranslate2", "int8")
+_DECODERS = ("ours", "ours_bf16", "ours_int8", "generate", "ctranslate2", "int8")
 _WAITS = {
     "import torch": "`import torch` alone",
     "--help": "`dist-transformer --help`",
@@ -59,6 +59,8 @@ def decode_row(contenders: Sequence[str], *, gpu: bool) -> Row:
     cells = (
         f"{{figures[contenders][{name}][sentences_per_second][median]:,.0f}}" if name in contenders else MISSING
         for name in _DECODERS
+        # On a GPU all compute in bf16.
+        if not (gpu and name.startswith("ours_"))
     )
     model = "{figures[parameters]:,} parameters, beam {figures[beam_size]}, {figures[precision]}"
     return row("decoding_gpu" if gpu else "decoding", model, *cells)

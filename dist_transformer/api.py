@@ -228,7 +228,7 @@ def evaluate(
         src: source text, one sentence per line; `ref` has raw reference text, one file per reference.
         lowercase: ignore case.
         device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
-        precision: `fp32` or `bf16`; default: bf16 if the processor has instructions for it, otherwise fp32.
+        precision: `fp32`, `bf16` or `int8`; default: bf16 if the processor has instructions for it, otherwise fp32.
         direction: direction such as `en-de`, if the model has several; `tags` replace the direction's.
         mbr: samples per line, of which the one with the best expected `utility` is scored, instead of a search;
             `epsilon` and `seed` are those of the samples.

@@ -236,12 +236,13 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
 
 
 def load_model(
-    path: Path, device: "torch.device", dtype: "torch.dtype | None" = None
+    path: Path, device: "torch.device", dtype: "torch.dtype | None" = None, in_int8: bool = False
 ) -> "tuple[Transformer, Vocabulary, ModelInfo]":
     """Read a model folder; the model is in evaluation mode.
 
     Args:
         dtype: dtype of the parameters; None: fp32.
+        in_int8: whether searches multiply in int8.
 
     Raises:
         UserError: a file is missing or damaged, or they do not belong together.
@@ -268,11 +269,14 @@ def load_model(
     weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, REMEDY, most_bytes=most))
     _fill(model, weights)
     del weights
-    return for_decoding(model, device, dtype or torch.float32), tokenizer, info
+    return for_decoding(model, device, dtype or torch.float32, in_int8), tokenizer, info
 
 
-def for_decoding(model: "Transformer", device: "torch.device", dtype: "torch.dtype") -> "Transformer":
+def for_decoding(
+    model: "Transformer", device: "torch.device", dtype: "torch.dtype", in_int8: bool = False
+) -> "Transformer":
     """Put the model in evaluation mode on a device, with parameters in `dtype`."""
+    model.in_int8 = in_int8
     return model.to(device).cast_parameters(dtype).eval()
 
 

@@ -30,7 +30,7 @@ from dist_transformer.evaluation.evaluate import (
     reference_nll,
 )
 from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import as_dtype
+from dist_transformer.inference.options import as_arithmetic
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import for_decoding
 from dist_transformer.run.layout import SETTINGS_FILE
@@ -179,7 +179,7 @@ def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: tor
     model = Transformer(mean.info.model)
     model.load_state_dict(mean.weights)
     mean.weights.clear()
-    model = for_decoding(model, device, as_dtype(dev.precision))
+    model = for_decoding(model, device, *on_all_ranks(lambda: as_arithmetic(dev.precision, device)))
     evaluation = evaluate_model(
         model,
         mean.tokenizer,

@@ -26,11 +26,11 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.options import (
-    PRECISIONS,
+    DECODING_PRECISIONS,
     add_device_option,
     add_direction_options,
     add_models_option,
-    as_dtype,
+    as_arithmetic,
 )
 from dist_transformer.serving.worker import Worker
 
@@ -54,7 +54,8 @@ def main() -> None:
     device = find_device(arguments.device)
     listening = open_socket(arguments.host, arguments.port)
     way = {"direction": arguments.direction, "tags": arguments.tag}
-    models = load_models(models_of(arguments), device, as_dtype(arguments.precision), settings, **way)
+    arithmetic = as_arithmetic(arguments.precision, device)
+    models = load_models(models_of(arguments), device, *arithmetic, settings=settings, **way)
     local, worker = is_loopback(listening), Worker(MOST_WAITING)
     if not local:
         port = listening.getsockname()[1]
@@ -101,7 +102,7 @@ def parse_arguments() -> argparse.Namespace:
     option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default 8000)")
     add_device_option(parser)
-    option("--precision", choices=tuple(PRECISIONS), default="fp32", help="arithmetic of the models (default fp32)")
+    option("--precision", choices=DECODING_PRECISIONS, default="fp32", help="arithmetic (default fp32)")
     option("--beam", type=int, default=4, metavar="K", help="beam size; 1: greedy search (default 4)")
     option("--nbest", type=int, metavar="K", help="translations to show (default 4, at most --beam)")
     option("--length-penalty", type=float, default=0.6, metavar="A", help="exponent of the penalty (default 0.6)")

@@ -68,7 +68,7 @@ from dist_transformer.inference.options import (
     add_models_option,
     add_split_option,
     agreed_precision,
-    as_dtype,
+    as_arithmetic,
     beam_settings,
     choose_split_over,
     mbr_settings,
@@ -270,7 +270,7 @@ def load_translator(
 
     search, sampling, mbr = decoding_settings(arguments, check_model(arguments))
     way = {"direction": arguments.direction, "tags": arguments.tag}
-    model, tokenizer, info = load_joint(arguments.model, device, as_dtype(precision), **way)
+    model, tokenizer, info = load_joint(arguments.model, device, *as_arithmetic(precision, device), **way)
     translator = Translator(
         model,
         tokenizer,

@@ -18,7 +18,7 @@ from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.options import agreed_precision, as_dtype
+from dist_transformer.inference.options import agreed_precision, as_arithmetic
 from dist_transformer.inference.sampling.mbr import MbrSettings
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
@@ -102,7 +102,7 @@ def evaluate(
     Every rank must pass the same arguments, and gets the same evaluation.
 
     Args:
-        precision: `bf16` or `fp32`; default: bf16 if all ranks have instructions for it, otherwise fp32.
+        precision: `bf16`, `fp32` or `int8`; default: bf16 if all ranks have instructions for it, otherwise fp32.
         mbr: draw samples and choose among them, instead of a search.
         split_over: as for `Translator`; None, as published scores are made: lines are translated as they stand.
         lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
@@ -116,7 +116,7 @@ def evaluate(
     test_set = read_test_set(source, *references)
     precision = agreed_precision(precision, device)
     model, tokenizer, info = on_all_ranks(
-        lambda: load_joint(model_folders, device, as_dtype(precision), direction=direction, tags=tags)
+        lambda: load_joint(model_folders, device, *as_arithmetic(precision, device), direction=direction, tags=tags)
     )
     if rank() == 0 and (
         caution := wrong_side(

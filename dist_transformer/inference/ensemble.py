@@ -50,6 +50,10 @@ class Ensemble(nn.Module):
         )
 
     @property
+    def in_int8(self) -> bool:
+        return all(model.in_int8 for model in self._each)
+
+    @property
     def device(self) -> torch.device:
         return self._each[0].device
 

@@ -44,6 +44,9 @@ class DecodingModel(Protocol):
     training: bool
 
     @property
+    def in_int8(self) -> bool: ...
+
+    @property
     def config(self) -> Sizes: ...
 
     @property

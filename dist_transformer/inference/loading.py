@@ -56,6 +56,7 @@ def load_joint(
     paths: Sequence[Path],
     device: "torch.device",
     dtype: "torch.dtype | None" = None,
+    in_int8: bool = False,
     *,
     direction: str | None = None,
     tags: Sequence[str] | None = None,
@@ -68,6 +69,6 @@ def load_joint(
     from dist_transformer.inference.ensemble import Ensemble
 
     info = read_joint_info(paths, direction, tags)
-    loaded = [load_model(path, device, dtype) for path in paths]
+    loaded = [load_model(path, device, dtype, in_int8) for path in paths]
     models = [model for model, _, _ in loaded]
     return models[0] if len(models) == 1 else Ensemble(models).eval(), loaded[0][1], info

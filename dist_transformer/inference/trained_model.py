@@ -16,7 +16,7 @@ from dist_transformer.inference.attention_maps import BEGIN, attention_maps, rea
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.options import as_dtype, choose_split_over
+from dist_transformer.inference.options import as_arithmetic, choose_split_over
 from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
 from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
@@ -55,7 +55,10 @@ class TrainedModel:
     tokenizer: Vocabulary
     info: ModelInfo
     device: torch.device
-    _products: Products = field(default_factory=Products, init=False, repr=False, compare=False)
+    _products: Products = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_products", Products(in_int8=self.model.in_int8))
 
     @classmethod
     @known_parameters
@@ -74,7 +77,7 @@ class TrainedModel:
             path: folder that `average` wrote. Those of a list become an ensemble: each step of a search, and each
                 score, uses the mean of the models' probabilities. They must have one vocabulary.
             device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
-            precision: `fp32` or `bf16`.
+            precision: `fp32`, `bf16` or `int8`: translation multiplies integers, on a CPU; the rest is in bf16 or fp32.
             direction: direction such as `en-de`; required if the model has several.
             tags: tags in front of every source, instead of the direction's.
 
@@ -86,8 +89,8 @@ class TrainedModel:
         if not paths:
             raise UserError("path has no model folder: pass at least one")
         where = find_device(device)
-        loaded = load_joint(list(map(Path, paths)), where, as_dtype(precision), direction=direction, tags=tags)
-        return cls(*loaded, where)
+        arithmetic = as_arithmetic(precision, where)
+        return cls(*load_joint(list(map(Path, paths)), where, *arithmetic, direction=direction, tags=tags), where)
 
     # A str is also a sequence of str, so overloads overlap; the first match applies.
     @overload

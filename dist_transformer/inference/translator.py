@@ -137,7 +137,7 @@ class Translator:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.sampling, self.mbr = mbr.sampling if mbr else sampling, mbr
         self._piece_texts: PieceTexts | None = None
-        self.products = products or Products()
+        self.products = products or Products(in_int8=model.in_int8)
         self.refills = self.sampling is None and _REFILLS[device.type]
         self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)

@@ -16,7 +16,7 @@
 //
 // The gradients of a bias and of a ReLU, and the softmax of the loss with its gradient, each in one pass over memory.
 //
-// The transpose of a matrix.
+// The transpose of a matrix, and what surrounds a product of integers.
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -711,6 +711,55 @@ void transpose(const Matrix& shape, const BFloat16* from, BFloat16* to) {
     }
 }
 
+// Rows as integers times a scale each, so that the largest magnitude of a row becomes 127. A row without finite numbers
+// has a scale of NaN or infinity, and so has all that is computed with it.
+template <typename T>
+void quantise(const Matrix& shape, const T* x, int8_t* integers, float* scales) {
+    const int64_t width = shape.width;
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t row = 0; row < shape.rows; row++) {
+        const T* from = x + row * width;
+        int8_t* to = integers + row * width;
+        // Magnitudes are ordered as their bits are, NaN last.
+        int32_t most_bits = 0;
+        for (int64_t c = 0; c < width; c++) {
+            const float number = to_float(from[c]);
+            int32_t bits;
+            std::memcpy(&bits, &number, 4);
+            bits &= 0x7fffffff;
+            most_bits = bits > most_bits ? bits : most_bits;
+        }
+        float most;
+        std::memcpy(&most, &most_bits, 4);
+        scales[row] = most / 127;
+        // Smaller numbers have no finite inverse.
+        if (!std::isfinite(most) || most < 1e-30f) {
+            std::memset(to, 0, width);
+            continue;
+        }
+        const float inverse = 127 / most;
+        for (int64_t c = 0; c < width; c++) to[c] = int8_t(std::rint(to_float(from[c]) * inverse));
+    }
+}
+
+// Sums of products of integers, times the scales of their row and column, plus a bias unless it is null.
+template <typename T>
+void scale_sums(const Matrix& shape, const int32_t* sums, const float* row_scales, const float* column_scales,
+                const T* bias, T* out) {
+    const int64_t width = shape.width;
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (shape.threads > 1)
+    for (int64_t row = 0; row < shape.rows; row++) {
+        const int32_t* from = sums + row * width;
+        T* to = out + row * width;
+        const float scale = row_scales[row];
+        if (bias == nullptr)
+            for (int64_t c = 0; c < width; c++) assign(to[c], float(from[c]) * scale * column_scales[c]);
+        else
+            for (int64_t c = 0; c < width; c++)
+                assign(to[c], float(from[c]) * scale * column_scales[c] + to_float(bias[c]));
+    }
+}
+
 // Arguments and results of the search for the best tokens. Each row has `count` places in `values` and `tokens`.
 struct Best {
     const int64_t* never;
@@ -882,6 +931,24 @@ void return_bias_bf16(const Sums* shape, const BFloat16* gradient, const BFloat1
 }
 
 void transpose_bf16(const Matrix* shape, const BFloat16* from, BFloat16* to) { transpose(*shape, from, to); }
+
+void quantise_fp32(const Matrix* shape, const float* x, int8_t* integers, float* scales) {
+    quantise(*shape, x, integers, scales);
+}
+
+void quantise_bf16(const Matrix* shape, const BFloat16* x, int8_t* integers, float* scales) {
+    quantise(*shape, x, integers, scales);
+}
+
+void scale_sums_fp32(const Matrix* shape, float* out, const int32_t* sums, const float* row_scales,
+                     const float* column_scales, const float* bias) {
+    scale_sums(*shape, sums, row_scales, column_scales, bias, out);
+}
+
+void scale_sums_bf16(const Matrix* shape, BFloat16* out, const int32_t* sums, const float* row_scales,
+                     const float* column_scales, const BFloat16* bias) {
+    scale_sums(*shape, sums, row_scales, column_scales, bias, out);
+}
 
 void smoothed_softmax_fp32(const Softmax* shape, float* logits, const int64_t* labels, float* totals, float* picked) {
     smoothed_softmax(*shape, logits, labels, totals, picked);

@@ -271,6 +271,32 @@ def transposed(x_TX: torch.Tensor) -> torch.Tensor:
     return transposed_XT
 
 
+def quantise(x_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return integers from -127 to 127, int8, and the factor of each row, shape (T,) in fp32, whose product is about x.
+
+    Args:
+        x_TX: contiguous; a row without finite numbers has a factor that is not finite.
+    """
+    rows, width = x_TX.shape
+    integers_TX, factors_T = torch.empty(rows, width, dtype=torch.int8), torch.empty(rows)
+    _call("quantise", _Matrix(rows, width, torch.get_num_threads()), (x_TX, integers_TX, factors_T))
+    return integers_TX, factors_T
+
+
+def scale_sums(
+    sums_TY: torch.Tensor,
+    factors_T: torch.Tensor,
+    factors_Y: torch.Tensor,
+    bias_Y: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return int32 sums times the factors of their row and column, plus a bias of that dtype."""
+    out_TY = torch.empty(sums_TY.shape, dtype=dtype)
+    shape = _Matrix(*sums_TY.shape, torch.get_num_threads())
+    _call("scale_sums", shape, (out_TY, sums_TY, factors_T, factors_Y, bias_Y))
+    return out_TY
+
+
 def smoothed_softmax(
     logits_RV: torch.Tensor, labels_R: torch.Tensor, *, smoothing: float, replace: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

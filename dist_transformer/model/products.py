@@ -9,6 +9,10 @@ and 1.3 to 2.6 times in bf16 (16 to 256 rows, Intel Xeon with AMX). With AVX2 al
 only on the processor and the shape, never on a timing, so every run on a machine computes the same.
 
 torch does not document these operators, but its compiler calls them. If a version lacks them, weights stay plain.
+
+In int8, each row of x and each row of W is integers from -127 to 127 times a factor of its own. The sums of their
+products are exact, so the result of a row does not depend on other rows. With AVX-512-VNNI such a product takes 0.5 to
+0.8 of the time of one in bf16 (16 to 256 rows; one core of an AMD EPYC with AVX-512-bf16, 2026-11-28).
 """
 
 import functools
@@ -98,27 +102,42 @@ class Products:
     """Linear maps with constant weights. A weight is packed at its first use, and again after an in-place change.
 
     A change through `weight.data`, as DeepSpeed's optimizers make it, is not detected: create a new `Products` then.
+
+    Args:
+        in_int8: whether to multiply in int8.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_int8: bool = False) -> None:
+        self._in_int8 = in_int8
         # The key is the address and shape of a weight, which differ between slices of one parameter. The entry keeps
-        # the weight alive, so that no other tensor gets its address.
-        self._packed: dict[tuple[int, torch.Size], tuple[torch.Tensor, int, torch.Tensor]] = {}
+        # the weight alive, so that no other tensor gets its address. In int8 a weight is packed with its factors.
+        self._packed: dict[tuple[int, torch.Size], tuple[torch.Tensor, int, tuple[torch.Tensor, ...]]] = {}
 
     def __call__(self, x_BX: torch.Tensor, weight_YX: torch.Tensor, bias_Y: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + b, shape (B, Y)."""
+        if self._in_int8:
+            weight_XY, factors_Y = self._pack(weight_YX)
+            x_BX8, factors_B = cpu_kernels.quantise(x_BX.contiguous())
+            return cpu_kernels.scale_sums(torch._int_mm(x_BX8, weight_XY), factors_B, factors_Y, bias_Y, x_BX.dtype)
         if weight_YX.numel() < _LEAST_ELEMENTS or not _gains(weight_YX):
             return functional.linear(x_BX, weight_YX, bias_Y)
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_BX, self._pack(weight_YX), bias_Y, "none", [], "")
+        (packed,) = self._pack(weight_YX)
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_BX, packed, bias_Y, "none", [], "")
         return found
 
-    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
+    def _pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         key, version = (weight.data_ptr(), weight.shape), -1 if weight.is_inference() else weight._version
-        _, packed_version, packed = self._packed.get(key, (weight, None, weight))
+        _, packed_version, packed = self._packed.get(key, (weight, None, ()))
         if packed_version != version:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+            packed = self._packed_now(weight.detach())
             self._packed[key] = weight, version, packed
         return packed
+
+    def _packed_now(self, weight_YX: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._in_int8:
+            weight_YX, factors_Y = cpu_kernels.quantise(weight_YX.contiguous())
+            return weight_YX.t().contiguous(), factors_Y
+        return (torch.ops.mkldnn._reorder_linear_weight(weight_YX, _ROWS),)
 
 
 class ComputedBy(TorchFunctionMode):

@@ -46,6 +46,8 @@ class Transformer(nn.Module):
         pre_norm = config.norm == "pre"
         self.encoder_norm: nn.Module = nn.LayerNorm(config.width, config.norm_epsilon) if pre_norm else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width, config.norm_epsilon) if pre_norm else nn.Identity()
+        self.in_int8 = False
+        """Whether searches multiply in int8."""
         self._compiled_layer: Callable[..., torch.Tensor] | None = None
         self._has_plain_attention = all(
             module.is_plain for module in self.modules() if isinstance(module, MultiHeadAttention)

@@ -21,8 +21,9 @@ from dist_transformer.runtime.world import World
 _ENOUGH_FOR_THREADS = 2**18
 _VARIABLE = "OMP_NUM_THREADS"
 _CPU_INFO = Path("/proc/cpuinfo")
-# Instructions of CPUs for products in bf16, as Linux names them.
+# Instructions of CPUs for products in bf16, and of integers of 8 bits, as Linux names them.
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
+_INT8_FLAGS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def find_device(name: str | None = None, world: World | None = None) -> torch.device:
@@ -75,11 +76,20 @@ def multiplies_bf16(device: torch.device) -> bool:
     """Decide whether a device has instructions for products in bf16, without which fp32 is the faster choice."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
+    return not _BF16_FLAGS.isdisjoint(_cpu_flags())
+
+
+def multiplies_int8(device: torch.device) -> bool:
+    """Decide whether a device is a CPU with instructions for products of integers of 8 bits."""
+    return device.type == "cpu" and not _INT8_FLAGS.isdisjoint(_cpu_flags())
+
+
+def _cpu_flags() -> list[str]:
+    """Read the names of this CPU's instructions, among other words; none where Linux does not tell."""
     try:
-        flags = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split()
+        return _CPU_INFO.read_text(encoding="utf-8", errors="replace").split()
     except OSError:
-        return False
-    return not _BF16_FLAGS.isdisjoint(flags)
+        return []
 
 
 def _choose_kernels() -> None:

@@ -51,8 +51,9 @@ def load_models(
     served: Sequence[Sequence[Path]],
     device: torch.device,
     dtype: torch.dtype,
-    settings: BeamSettings,
+    in_int8: bool = False,
     *,
+    settings: BeamSettings,
     direction: str | None = None,
     tags: Sequence[str] | None = None,
 ) -> list[ServedModel]:
@@ -69,7 +70,7 @@ def load_models(
     names = iter(short_names([path for paths in served for path in paths]))
     for paths in served:
         name = " + ".join(itertools.islice(names, len(paths)))
-        model, tokenizer, info = load_joint(paths, device, dtype, direction=direction, tags=tags)
+        model, tokenizer, info = load_joint(paths, device, dtype, in_int8, direction=direction, tags=tags)
         longest = info.longest_source
         translator = Translator(
             model, tokenizer, device, settings, tags=info.direction.tags, split_over=longest, longest_trained=longest

@@ -20,8 +20,9 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import TsvFile
 from dist_transformer.inference.trained_model import TrainedModel
+from dist_transformer.runtime.device import multiplies_int8
 from tests.api.examples import run_examples
-from tests.conftest import ROOT, allow_interrupts
+from tests.conftest import ROOT, allow_interrupts, run_python
 
 SMALL = {
     "precision": "fp32",
@@ -46,6 +47,30 @@ def test_a_line_gives_a_text_and_lines_a_list(model: TrainedModel) -> None:
     assert texts[1] == ""
     assert model.translate(lines[0], max_extra_tokens=5) == texts[0]
     assert model.translate([], max_extra_tokens=5) == []
+
+
+@pytest.mark.skipif(not multiplies_int8(torch.device("cpu")), reason="no instructions for int8")
+def test_every_way_into_a_search_multiplies_in_int8(
+    model: TrainedModel, model_folder: Path, toy_lines: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """Then the scores are not those of another precision, and the same for all ways."""
+    lines, search = toy_lines[0][:20], {"max_extra_tokens": 5, "nbest": 1}
+    in_int8, in_bf16 = (
+        dist_transformer.load(model_folder, device="cpu", precision=name).translate(lines, **search)
+        for name in ("int8", "bf16")
+    )
+    scores, *others = (
+        [one.score for (one,) in found] for found in (in_int8, in_bf16, model.translate(lines, **search))
+    )
+    assert all(set(scores).isdisjoint(other) for other in others)
+    (tmp_path / "lines").write_text("\n".join(lines), encoding="utf-8")
+    files = {"src": tmp_path / "lines", "ref": tmp_path / "lines"}
+    evaluated = api.evaluate(model=model_folder, **files, max_extra_tokens=5, precision="int8", device="cpu")
+    assert evaluated.hypotheses == [one.text for (one,) in in_int8]
+    assert evaluated.precision == "int8"
+    flags = ("--model", model_folder, "--input", files["src"], "--output", tmp_path / "out", "--max-extra-tokens", 5)
+    run_python("tools/translate.py", *flags, "--precision", "int8", "--split-over", "no", "--device", "cpu")
+    assert (tmp_path / "out").read_text("utf-8").splitlines() == evaluated.hypotheses
 
 
 def test_what_is_not_translated_as_it_stands_is_a_warning(model: TrainedModel) -> None:
@@ -102,7 +127,10 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
         (lambda: model.attention("a", long), "the model has room for"),
         (lambda: model.translate(["a"], nbest=0), "nbest"),
         (lambda: model.translate(["a"], split_over=0), "split_over is 0: it must be a number of tokens above 0, or no"),
-        (lambda: dist_transformer.load(model_folder, precision="fp8"), "precision is 'fp8': it must be fp32 or bf16"),
+        (
+            lambda: dist_transformer.load(model_folder, precision="fp8"),
+            "precision is 'fp8': it must be fp32, bf16 or int8",
+        ),
         (lambda: dist_transformer.load(model_folder, device="tpu"), "--device tpu cannot be used"),
         (lambda: api.prepare(out=tmp_path / "d", src="a", tgt="b", vocabsize=9), "did you mean vocab_size?"),
         (lambda: api.prepare(out=tmp_path / "d", vocab_size=500), "there is no text to prepare"),

@@ -14,6 +14,7 @@ from dist_transformer.data.vocabulary.tokenizer import SPECIALS, Tokenizer
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.device import multiplies_int8
 from tests.conftest import run_command
 from tests.inference.test_beam import make_model, make_sources
 
@@ -117,9 +118,12 @@ def test_the_command(model_folder: Path, toy_lines: tuple[list[str], list[str]],
         (tmp_path / name).write_text("\n".join(lines[:12]) + "\n", encoding="utf-8")
     files = ["--src", tmp_path / "s.en", "--ref", tmp_path / "s.de", "--json", tmp_path / "r.json"]
     command = [sys.executable, "tools/benchmark.py", "decode", "--model", model_folder, *files]
-    output = run_command(*command, "--peers", "ctranslate2", "--rounds", "2", "--sentences", "10", "--beam", "1")
+    output = run_command(
+        *command, "--peers", "ctranslate2", "ours_int8", "--rounds", "2", "--sentences", "10", "--beam", "1"
+    )
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
-    assert list(figures["contenders"]) == ["ours", "ctranslate2"]
+    in_int8 = ["ours_int8"] if multiplies_int8(torch.device("cpu")) else []
+    assert list(figures["contenders"]) == ["ours", "ctranslate2", *in_int8]
     assert figures["sentences"] == 10
     assert decode_table(figures) in output
     assert all(len(line) <= 80 for line in decode_table(figures).splitlines())

@@ -82,13 +82,13 @@ def test_an_evaluation_reads_the_tags_of_its_direction(
 
 
 def test_a_served_model_reads_and_shows_them(folder: Path, read_by_the_model: list[list[int]]) -> None:
-    (model,) = load_models([[folder]], CPU, torch.float32, SHORT, direction="de-en")
+    (model,) = load_models([[folder]], CPU, torch.float32, settings=SHORT, direction="de-en")
     shown = translate(model, "Ein Hund.")
     assert read_by_the_model[0][0] == 5
     assert shown["source_pieces"][0] == "<2en>"
     assert (shown["source_language"], shown["target_language"]) == ("de", "en")
     with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
-        load_models([[folder]], CPU, torch.float32, SHORT)
+        load_models([[folder]], CPU, torch.float32, settings=SHORT)
 
 
 def test_a_model_in_python_faces_one_direction(folder: Path) -> None:

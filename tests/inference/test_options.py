@@ -1,9 +1,14 @@
 """Options of decoding commands."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from dist_transformer.inference.options import agreed_precision
+from dist_transformer.base.errors import UserError
+from dist_transformer.inference.options import agreed_precision, as_arithmetic
+from dist_transformer.model import cpu_kernels
 from dist_transformer.runtime import device, distributed
 
 CPU = torch.device("cpu")
@@ -27,3 +32,35 @@ def test_the_precision_is_that_of_all_ranks(
     monkeypatch.setattr(distributed, "gather_objects", lambda mine: ranks)
     assert agreed_precision(wanted, CPU) == chosen
     assert asked == ([] if wanted else [CPU])
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_int8_leaves_the_rest_to_the_faster_dtype(
+    has_bf16: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "multiplies_bf16", lambda of: has_bf16)
+    monkeypatch.setattr(device, "multiplies_int8", lambda of: True)
+    monkeypatch.setattr(cpu_kernels, "takes", lambda dtype: True)
+    assert as_arithmetic("int8", CPU) == (dtype, True)
+    assert as_arithmetic("fp32", CPU) == (torch.float32, False)
+    assert as_arithmetic("bf16", CPU) == (torch.bfloat16, False)
+
+
+@pytest.mark.parametrize(
+    ("of", "instructions", "compiles", "message"),
+    [
+        ("cuda", True, True, "precision is int8, but it computes on a CPU alone: use bf16 or fp32"),
+        ("cpu", False, True, "precision is int8, but this CPU has no instructions for it (VNNI): use bf16 or fp32"),
+        ("cpu", True, False, "precision is int8, but there is no C++ compiler: install g++, or use bf16 or fp32"),
+    ],
+)
+def test_where_int8_does_not_compute(
+    of: str, instructions: bool, compiles: bool, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("flags : avx512_vnni\n" if instructions else "flags : avx512f\n")
+    monkeypatch.setattr(device, "_CPU_INFO", file)
+    monkeypatch.setattr(device, "multiplies_bf16", lambda of: True)
+    monkeypatch.setattr(cpu_kernels, "takes", lambda dtype: compiles)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        as_arithmetic("int8", torch.device(of))

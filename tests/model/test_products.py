@@ -26,6 +26,55 @@ def test_products_are_those_of_linear(rows: int, dtype: torch.dtype) -> None:
     assert len(linear._packed) in (0, 3)
 
 
+def exact_in_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """In float64: rows as integers of at most 127 times a factor, whose products are added up exactly."""
+    (x, x_factors), (weight, weight_factors) = (
+        ((127 * rows / most).round(), most / 127)
+        for rows in (x.double(), weight.double())
+        for most in (rows.abs().amax(1, keepdim=True).clamp(min=1e-30),)
+    )
+    found = x @ weight.t() * x_factors * weight_factors.t()
+    return found if bias is None else found + bias.double()
+
+
+@pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads_used", [1, 3])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_products_in_int8_are_those_of_the_integers(dtype: torch.dtype, threads_used: int) -> None:
+    """With and without a bias, by slices of a weight, for rows of zeros or tiny numbers; a row alone is the same."""
+    torch.set_num_threads(threads_used)
+    torch.manual_seed(1)
+    weight, bias = torch.randn(120, 72).to(dtype), torch.randn(120).to(dtype)
+    x, linear = torch.randn(33, 72).to(dtype), Products(in_int8=True)
+    x[3], x[4] = 0, 1e-35
+    # The widest of a row has no neighbour that rounds to a higher integer.
+    x[5, 7], weight[9, 8] = -40, 30
+    with torch.inference_mode():
+        for _ in range(2):
+            for cut, added in ((slice(None), bias), (slice(40, None), bias), (slice(None), None)):
+                part = None if added is None else added[cut]
+                found = linear(x, weight[cut], part)
+                assert found.dtype == dtype
+                exact = exact_in_int8(x, weight[cut], part)
+                # An integer that float32 rounds the other way moves a sum by one factor of x times one of W.
+                assert (found - exact).norm() <= (1e-4 if dtype == torch.float32 else 4e-3) * exact.norm()
+                assert torch.equal(linear(x[7:8], weight[cut], part), found[7:8])
+        close = x.double() @ weight.double().t() + bias.double()
+        assert (linear(x, weight, bias) - close).norm() < 0.02 * close.norm()
+    assert len(linear._packed) == 2
+
+
+@pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_int8_does_not_hide_what_is_not_finite(number: float) -> None:
+    x, linear = torch.ones(3, 40), Products(in_int8=True)
+    x[1, 33] = number
+    found = linear(x, torch.ones(20, 40), torch.zeros(20))
+    assert not found[1].isfinite().any()
+    assert (found[[0, 2]] == 40).all()
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -115,18 +164,20 @@ def test_this_torch_has_the_operators() -> None:
         pytest.skip("this torch has no oneDNN")
     for name in ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"):
         assert hasattr(torch.ops.mkldnn, name)
+    assert hasattr(torch, "_int_mm")
 
 
 def test_a_change_of_a_weight_in_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no packed weights")
     monkeypatch.setattr(products, "_gains", lambda _: True)
-    weight, x, linear = torch.randn(512, 256), torch.randn(8, 256), Products()
-    with torch.no_grad():
-        before = linear(x, weight)
-        weight.mul_(2)
-        torch.testing.assert_close(linear(x, weight), 2 * before)
-    assert len(linear._packed) == 1
+    for linear in (Products(), Products(in_int8=True)):
+        weight, x = torch.randn(512, 256), torch.randn(8, 256)
+        with torch.no_grad():
+            before = linear(x, weight)
+            weight.mul_(2)
+            torch.testing.assert_close(linear(x, weight), 2 * before)
+        assert len(linear._packed) == 1
 
 
 def test_a_processor_without_avx512_keeps_plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:

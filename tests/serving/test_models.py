@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def served(model_folder: Path) -> ServedModel:
-    (model,) = load_models([[model_folder]], CPU, torch.float32, BeamSettings(nbest=3, max_extra_tokens=5))
+    (model,) = load_models([[model_folder]], CPU, torch.float32, settings=BeamSettings(nbest=3, max_extra_tokens=5))
     return model
 
 
@@ -81,7 +81,7 @@ def test_translations_begin_with_the_prefix(served: ServedModel) -> None:
 
 def test_an_ensemble_has_no_maps(model_folder: Path, other_folder: Path, toy_lines: Lines) -> None:
     settings = BeamSettings(nbest=2, max_extra_tokens=5)
-    alone, joint = load_models([[model_folder], [model_folder, other_folder]], CPU, torch.float32, settings)
+    alone, joint = load_models([[model_folder], [model_folder, other_folder]], CPU, torch.float32, settings=settings)
     assert joint.name == " + ".join(short_names([model_folder, other_folder]))
     first, both = (translate(model, toy_lines[0][0]) for model in (alone, joint))
     assert (first["has_maps"], both["has_maps"]) == (True, False)
@@ -104,7 +104,7 @@ def test_a_served_model_splits_lines_longer_than_its_training(
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     restate(folder, longest_source=max(len(first), len(second)))
-    (served,) = load_models([[folder]], CPU, torch.float32, BeamSettings())
+    (served,) = load_models([[folder]], CPU, torch.float32, settings=BeamSettings())
     both, long = (translate(served, text) for text in (f"{first} {second} {first}", "word " * 35))
     assert (both["split"]["parts"], both["beyond_training"]) == (3, False)
     assert (long["split"], long["beyond_training"]) == (None, True)
