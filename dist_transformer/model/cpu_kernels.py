@@ -180,7 +180,7 @@ def best_tokens(
     )
     library = _library()
     assert library is not None
-    library[f"best_tokens_{_SUFFIXES[logits_RV.dtype]}"](
+    getattr(library, f"best_tokens_{_SUFFIXES[logits_RV.dtype]}")(
         ctypes.c_void_p(logits_RV.data_ptr()),
         ctypes.c_int64(rows),
         ctypes.c_int64(vocabulary),
@@ -349,7 +349,7 @@ def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor | N
     library, first = _library(), tensors[0]
     assert library is not None
     assert first is not None
-    # ctypes releases the GIL during the call.
-    function = library[f"{name}_{_SUFFIXES[first.dtype]}"]
+    # ctypes releases the GIL during the call, and keeps the functions that it has looked up as attributes.
+    function = getattr(library, f"{name}_{_SUFFIXES[first.dtype]}")
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
     function(ctypes.byref(shape), *map(ctypes.c_void_p, pointers))
