@@ -111,6 +111,7 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     ("--precision bf16, which needs no loss scaling",): "fp16 half amp mixed-precision memory-efficient-fp16",
     ("--precision bf16",): "bf16 bfloat16",
     ("--precision fp32",): "fp32 float32 no-amp",
+    ("--precision int8, of translate and evaluate",): "int8 gemm-type",
     ("--precision",): "dtype torch-dtype model-dtype compute-type",
     ("--gpus", _RANKS, "--device"): "gpus n-gpus num-gpus ngpus gpu-ranks gpu-ids device-ids devices world-size "
     "distributed-world-size nproc nproc-per-node num-processes num-devices d",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of dtypes of torch by the names of their flags."""
 DECODING_PRECISIONS = (*PRECISIONS, "int8")
-"""What a search computes in. int8 means products of integers; all other operations are in bf16 or fp32."""
+"""Precisions of a search. int8 means products of integers; all other operations are in bf16 or fp32."""
 # Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences per CPU second at 4,096,
 # 8,192 and 16,384, where outputs as long as their sources take 0.4 GB. CUDA, by calculation: 2,048 hypotheses of
 # sentences of up to 31 tokens, for which `base` in bf16 keeps 2.3 GB, and 0.8 GB for the probabilities of 37k words.

@@ -101,7 +101,7 @@ def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
 def test_a_wrong_choice_has_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(["translate", "--model", "a", "--precision", "fp16"])
-    assert capsys.readouterr().err.endswith("(choose from 'fp32', 'bf16'): did you mean bf16?\n")
+    assert capsys.readouterr().err.endswith("(choose from 'fp32', 'bf16', 'int8'): did you mean bf16?\n")
 
 
 def test_words_that_are_no_flags_are_taken() -> None:

@@ -42,7 +42,7 @@ def exact_in_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 @pytest.mark.parametrize("threads_used", [1, 3])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_products_in_int8_are_those_of_the_integers(dtype: torch.dtype, threads_used: int) -> None:
-    """With and without a bias, by slices of a weight, for rows of zeros or tiny numbers; a row alone is the same."""
+    """Slices of a weight, with and without a bias, for rows of zeros or tiny numbers; a row alone is the same."""
     torch.set_num_threads(threads_used)
     torch.manual_seed(1)
     weight, bias = torch.randn(120, 72).to(dtype), torch.randn(120).to(dtype)
