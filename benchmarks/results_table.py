@@ -97,11 +97,12 @@ HIGHLIGHTS = [
     Highlight("bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
     Highlight("bench-cpu-amd-epyc.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
     Highlight(
-        "bench-cpu-amd-epyc.json",
-        "Decoding on a CPU in fp32, `base`",
-        "{figures[decode-base][contenders][generate][ours_to_this][median]:.1f} times `generate`, "
-        "{figures[decode-base][contenders][ctranslate2][ours_to_this][median]:.2f} times CTranslate2 "
-        "({figures[decode-base][contenders][int8][ours_to_this][median]:.2f} in int8)",
+        "decode-width512.json",
+        "Decoding on a CPU, width {figures[width]}, sentences per CPU second",
+        "{figures[contenders][ours_int8][sentences_per_second][median]:,.0f} in int8, "
+        "{figures[contenders][ours_bf16][sentences_per_second][median]:,.0f} in bf16; CTranslate2 "
+        "{figures[contenders][int8][sentences_per_second][median]:,.0f} in int8, `generate` "
+        "{figures[contenders][generate][sentences_per_second][median]:,.0f}",
     ),
     Highlight(
         "faults.json",
