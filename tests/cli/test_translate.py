@@ -1,5 +1,6 @@
 """tools/translate.py as a user runs it."""
 
+import argparse
 import json
 import os
 import re
@@ -10,9 +11,13 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dist_transformer.cli.translate import translation_of
+from dist_transformer.inference.translator import ScoredText, Translation
 from tests.conftest import ROOT, run_python
 from tests.small_model import restate
 
@@ -148,6 +153,18 @@ def test_of_a_beam_the_text_closest_to_a_reference(model_folder: Path, toy_lines
     done = translate(model_folder, text, "--beam", "3", "--closest-to", str(references))
     assert done.stdout.splitlines() == worst
     assert translate(model_folder, text, "--beam", "3").stdout.splitlines() != worst
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_closeness_ignores_case_if_the_vocabulary_lowercases(lowercase: bool) -> None:
+    texts = ("ein hund rennt hier", "Der Hund läuft dort")
+    found = Translation(hypotheses=tuple(ScoredText(text=text, score=0.0, tokens=()) for text in texts))
+    tokenizer = SimpleNamespace(target=SimpleNamespace(lowercase=lowercase))
+    translator: Any = SimpleNamespace(tokenizer=tokenizer, translate=lambda lines, **_: [found])
+    info: Any = SimpleNamespace(target_language="de")
+    choose = translation_of(argparse.Namespace(closest_to=Path("references")), translator, info)
+    (chosen,) = choose(["A dog runs there"], 0, {"--closest-to": ["Ein Hund rennt dort"]})
+    assert chosen.text == texts[0 if lowercase else 1]
 
 
 def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lines: Lines, tmp_path: Path) -> None:
