@@ -79,7 +79,7 @@ def _contenders(part: dict[str, Any]) -> BarGroup:
     return BarGroup(
         title=f"{title}, {part['precision']}",
         unit=part["unit"],
-        bars=tuple(_bar(labels[name], found[name][rate], ours=name == next(iter(found))) for name in found),
+        bars=tuple(_bar(labels[name], found[name][rate], ours=name.startswith("ours")) for name in found),
     )
 
 

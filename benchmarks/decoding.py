@@ -35,11 +35,11 @@ from dist_transformer.runtime.device import multiplies_bf16, multiplies_int8
 
 LABELS = {
     "ours": "ours",
+    "ours_bf16": "ours, bf16",
+    "ours_int8": "ours, int8",
     "generate": "HF MarianMTModel, generate",
     "ctranslate2": "CTranslate2",
     "int8": "CTranslate2, int8",
-    "ours_bf16": "ours, bf16",
-    "ours_int8": "ours, int8",
 }
 _NEEDS = {"generate": ("transformers",), "ctranslate2": ("ctranslate2",), "int8": ("ctranslate2",)}
 # Largest difference in BLEU between our search and a peer's on the same weights.

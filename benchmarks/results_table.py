@@ -95,7 +95,7 @@ HIGHLIGHTS = [
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
     Highlight("bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
-    Highlight("bench-cpu-amd-epyc.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
+    Highlight("bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
     Highlight(
         "decode-width512.json",
         "Decoding on a CPU, width {figures[width]}, sentences per CPU second",

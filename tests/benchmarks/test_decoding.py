@@ -123,7 +123,7 @@ def test_the_command(model_folder: Path, toy_lines: tuple[list[str], list[str]],
     )
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
     in_int8 = ["ours_int8"] if multiplies_int8(torch.device("cpu")) else []
-    assert list(figures["contenders"]) == ["ours", "ctranslate2", *in_int8]
+    assert list(figures["contenders"]) == ["ours", *in_int8, "ctranslate2"]
     assert figures["sentences"] == 10
     assert decode_table(figures) in output
     assert all(len(line) <= 80 for line in decode_table(figures).splitlines())
