@@ -124,7 +124,7 @@ def test_a_shell_completes_commands_flags_and_choices() -> None:
         "evaluate",
         "--optimizer.peak-lr",
         "post pre",
-        "fp32 bf16",
+        "fp32 bf16 int8",
         "--model",
         "",
         "complete -o default -F _dist_transformer dist-transformer",
