@@ -123,7 +123,7 @@ def run_decoding_benchmark(
             )
         variants["ours"] = f"length penalty {penalty:.3g}"
         works["ours"] = search(length_penalty=penalty)
-        for name in instructions.keys() & names:
+        for name in filter(names.__contains__, instructions):
             arithmetic = as_arithmetic(name.removeprefix("ours_"), device)
             rounded, _, _ = load_model(settings.model, device, *arithmetic)
             works[name] = our_search(rounded, tokenizer, settings, length_penalty=penalty)

@@ -19,8 +19,11 @@ from dist_transformer import api
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import TsvFile
+from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.options import as_arithmetic
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.runtime.device import multiplies_int8
+from dist_transformer.serving.models import load_models
 from tests.api.examples import run_examples
 from tests.conftest import ROOT, allow_interrupts, run_python
 
@@ -68,6 +71,10 @@ def test_every_way_into_a_search_multiplies_in_int8(
     evaluated = api.evaluate(model=model_folder, **files, max_extra_tokens=5, precision="int8", device="cpu")
     assert evaluated.hypotheses == [one.text for (one,) in in_int8]
     assert evaluated.precision == "int8"
+    arithmetic = as_arithmetic("int8", torch.device("cpu"))
+    settings = BeamSettings(max_extra_tokens=5)
+    (served,) = load_models([[model_folder]], torch.device("cpu"), *arithmetic, settings=settings)
+    assert [one.hypotheses[0].score for one in served.translator.translate(lines)] == scores
     flags = ("--model", model_folder, "--input", files["src"], "--output", tmp_path / "out", "--max-extra-tokens", 5)
     run_python("tools/translate.py", *flags, "--precision", "int8", "--split-over", "no", "--device", "cpu")
     assert (tmp_path / "out").read_text("utf-8").splitlines() == evaluated.hypotheses
