@@ -64,7 +64,8 @@ $(STAMP): pyproject.toml constraints.txt tools/check_machine.sh
 	sh tools/check_machine.sh $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	options=$$(sh tools/torch_build.sh $(BIN)/python) && \
+	$(BIN)/python -m pip install $$options -c constraints.txt -e ".[test]"
 	touch $@
 
 $(VENV)/.docs-installed: $(STAMP)

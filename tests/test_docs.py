@@ -218,10 +218,16 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
+def test_nothing_is_installed_from_an_index_by_the_projects_name() -> None:
+    """The project is on no index, so such a command fails, or brings what a stranger has put there."""
+    files = [*PAGES, *(ROOT / "dist_transformer").rglob("*.py")]
+    assert [file for file in files if re.search(r"install ['\"]?dist[-_]transformer", file.read_text("utf-8"))] == []
+
+
 def test_make_targets_exist() -> None:
     targets = {line.split()[1] for line in commands() if line.startswith("make ")}
-    assert targets == {"demo"}
-    for target in targets | {"check", "docs", "reproduce", "test"}:
+    assert targets == {"demo", "test"}
+    for target in targets | {"check", "docs", "reproduce"}:
         done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

@@ -134,4 +134,4 @@ def test_make_installs_pinned_versions_that_the_project_allows() -> None:
     plan = subprocess.run(
         ["make", "--dry-run", "--always-make", ".venv/.installed"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert 'pip install --quiet -c constraints.txt -e ".[test]"' in plan.stdout
+    assert 'pip install $options -c constraints.txt -e ".[test]"' in plan.stdout

@@ -14,7 +14,7 @@ by more than 0.2, or if there are fewer than 1,000 lines, the row is a warning, 
 quantised model may lose at most 0.5 BLEU. Each check is one row of stdout. If one fails, the exit status is 1 and
 nothing is written.
 
-Needs transformers or ctranslate2: pip install 'dist_transformer[export]'.
+Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'.
 """
 
 import argparse

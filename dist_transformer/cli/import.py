@@ -10,7 +10,7 @@ the same, log-probabilities of given tokens differ by at most 1e-4, and 99.5% of
 `prepare --tokenizer MODEL` prepares text with its vocabulary, and `train --preset finetune --init-from MODEL` continues
 its training.
 
-A folder of MarianMTModel needs transformers: pip install 'dist_transformer[export]'. A model of Marian needs Marian:
+A folder of MarianMTModel needs transformers: in the clone, pip install -e '.[export]'. A model of Marian needs Marian:
 pip install pymarian, in an environment of its own. decoder.yml names model.npz and its vocabularies, .spm, or .yml with
 source.spm and target.spm beside model.npz.
 """

@@ -48,7 +48,7 @@ class Exported(Peer, Protocol):
 def require_library(name: str) -> None:
     """Raise a UserError if a library of the extra `export` is not installed."""
     if find_spec(name) is None:
-        raise UserError(f"{name} is not installed: pip install 'dist_transformer[export]'")
+        raise UserError(f"{name} is not installed: in the clone, pip install -e '.[export]'")
 
 
 def in_batches(lengths: Sequence[int], size: int = SENTENCES) -> Iterator[list[int]]:

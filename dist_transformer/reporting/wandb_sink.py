@@ -25,7 +25,7 @@ class WandbSink:
         try:
             import wandb
         except ModuleNotFoundError:
-            raise UserError("wandb is not installed: pip install 'dist_transformer[wandb]'") from None
+            raise UserError("wandb is not installed: in the clone, pip install -e '.[wandb]'") from None
         self._file = run_dir / "wandb" / "run.json"
         is_resumed = continues_after > 0 and self._file.is_file()
         self._sent: dict[str, Any] = read_json(self._file) if is_resumed else {"id": uuid.uuid4().hex, "step": 0}

@@ -71,4 +71,4 @@ def test_a_resume_continues_the_run_and_sends_no_step_twice(tmp_path: Path) -> N
 
 def test_without_wandb_the_remedy_is_named(tmp_path: Path) -> None:
     done = run_python("-c", f"import sys\nsys.modules['wandb'] = None\n{PROGRAM}", tmp_path, 0, "[]")
-    assert "UserError: wandb is not installed: pip install 'dist_transformer[wandb]'" in done.stderr
+    assert "UserError: wandb is not installed: in the clone, pip install -e '.[wandb]'" in done.stderr
