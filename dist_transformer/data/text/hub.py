@@ -16,7 +16,8 @@ from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text.files import NESTED, Pair, listed, one_line, short_pair
 from dist_transformer.runtime.launch import environment_of_child
 
-_BATCH_ROWS = 1_000
+# As few as of a Parquet file, for the same reason.
+_BATCH_ROWS = 16
 _READER = "dist_transformer.data.text.hub_reader"
 # The branch of a dataset on the hub where the hub's converter puts Parquet files: a folder per configuration, and no
 # names of configurations.

@@ -21,7 +21,8 @@ from dist_transformer.data.text.files import (
     short_pair,
 )
 
-_BATCH_ROWS = 1_000
+# A cell of a column's dictionary, stored once, may be the text of every row: 16 rows of the longest line are 32 MiB.
+_BATCH_ROWS = 16
 # A row group of a web-scale file holds a million rows, so it is read through a buffer instead of whole.
 _PARQUET_BUFFER = 1 << 20
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)

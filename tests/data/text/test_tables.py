@@ -1,3 +1,4 @@
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def test_a_parquet_file_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
     assert next(pairs) == (text[0], text[-1])
     assert pa.total_allocated_bytes() - before < 12_000_000
     assert sum(1 for _ in pairs) == 39_999
+
+
+def test_a_text_that_many_rows_share_is_not_in_memory_once_per_row(tmp_path: Path) -> None:
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), ["word " * 200_000])
+    source = table(tmp_path / "t.parquet", {"en": shared, "de": shared}, compression="zstd")
+    assert (tmp_path / "t.parquet").stat().st_size < 5_000
+    tracemalloc.start()
+    assert sum(1 for _ in source.pairs()) == 300
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000
 
 
 @pytest.mark.parametrize(
