@@ -367,7 +367,7 @@ def test_files_are_removed_and_folders_made_in_one_way() -> None:
     assert offenders(all_but(*REMOVERS), removals) == {}
 
 
-# Text that a user names may come from a pipe; these read it, their own files, or those of the system.
+# These read the texts that a user names, their own files, or those of the system.
 READERS = {
     "base.files",
     "base.links",

@@ -158,6 +158,8 @@ def translate_stream(arguments: argparse.Namespace) -> None:
     output = output_format(arguments)
     # Early, because the imports below take seconds.
     check_model(arguments)
+    for path in files_beside(arguments).values():
+        require_readable(path)
 
     from dist_transformer.inference.files.corpus import aligned
     from dist_transformer.inference.translator import count_notes

@@ -146,7 +146,7 @@ def score_files(
         look: called on rank 0 with the first 10,000 sources and targets, before any is scored.
 
     Raises:
-        UserError: `score_pairs` failed, or a file cannot be read, or cannot be read twice, or their lengths differ.
+        UserError: `score_pairs` failed, or a file is a pipe or cannot be read, or their lengths differ.
     """
     # Only one rank reads, so that all ranks have the same text even if a file changes meanwhile.
     on_all_ranks(lambda: _check_files(model, tokenizer, files, tags, look) if rank() == 0 else None)
@@ -165,9 +165,6 @@ def _check_files(
     tags: Sequence[str],
     look: Callable[[Sequence[str], Sequence[str]], object],
 ) -> None:
-    for file in files.files():
-        if file.exists() and not file.is_file():
-            raise UserError(f"{file} is not a regular file, and it is read twice: save its lines in one")
     first_line = 1
     for chunk in _chunks(files):
         sources, targets = zip(*chunk, strict=True)

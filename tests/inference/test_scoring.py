@@ -205,7 +205,9 @@ def test_what_files_cannot_be_scored(model: Transformer, toy_tokenizer: Tokenize
     with pytest.raises(UserError, match=r"text\.en and .*text\.de must have the same number of lines \(2 and 1\): "):
         next(score_files(model, toy_tokenizer, files, device=CPU))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match=r"pipe is not a regular file, and it is read twice: save its lines in one$"):
+    with pytest.raises(
+        UserError, match=r"pipe is a pipe or a device, and texts are read more than once: write it to a file"
+    ):
         next(score_files(model, toy_tokenizer, LineFiles(source=files.source, target=tmp_path / "pipe"), device=CPU))
     with pytest.raises(UserError, match=r"^max_batch_tokens is 0: it must be above 0$"):
         score_pairs(model, toy_tokenizer, ["a"], ["a"], device=CPU, max_batch_tokens=0)

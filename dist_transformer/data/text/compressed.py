@@ -1,50 +1,67 @@
-"""Open compressed files by the suffix of their names: gzip, xz, bzip2 and Zstandard."""
+"""Open compressed files by the suffix of their names: gzip, xz, bzip2 and Zstandard.
+
+Such a file consists of members (streams, frames), one after the other. The libraries' own files end silently at bytes
+that are no member, or within the last one; here all of a file is read, or reported as damaged.
+"""
 
 import bz2
-import gzip
+import functools
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
-# Bytes of a .zst file that are unpacked at a time. They unpack to at most 4 MiB: four bytes can stand for 128 KiB.
-_ZSTD_INPUT = 2**7
+from dist_transformer.base.errors import UserError
+
+_PIECE = 2**16
 
 
-class _ZstdContent(io.RawIOBase):
-    """Content of a .zst file, which may have several frames.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Format:
+    new_member: Callable[[], Any]
+    """Returns a decompressor of one member, with the methods and attributes of those of the standard library."""
+    padding: int = 0
+    """Zero bytes may follow a member in multiples of this; 0: not at all."""
+    packed_bytes: int = _PIECE
+    """Bytes that are read at a time."""
+    limit: tuple[int, ...] = (_PIECE,)
+    """Bytes that are unpacked at a time; empty: the decompressor has no limit."""
 
-    The library's own stream does not report a file that ends within a frame.
-    """
 
-    def __init__(self, file: IO[bytes]) -> None:
+_FORMATS = {
+    ".gz": _Format(new_member=functools.partial(zlib.decompressobj, wbits=31), padding=1),
+    ".xz": _Format(new_member=functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), padding=4),
+    ".bz2": _Format(new_member=bz2.BZ2Decompressor),
+    # They unpack to at most 4 MiB: four bytes can stand for 128 KiB.
+    ".zst": _Format(new_member=lambda: zstandard.ZstdDecompressor().decompressobj(), packed_bytes=2**7, limit=()),
+}
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+"""Errors of damaged content, except for those of bz2, which raises an OSError without a number."""
+
+
+class _Content(io.RawIOBase):
+    """Content of an open compressed file."""
+
+    def __init__(self, file: IO[bytes], kind: _Format) -> None:
         self._file = file
-        self._packed, self._content = b"", memoryview(b"")
-        self._frame: Any = None
+        self._pieces, self._piece = _unpacked(file, kind), memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._content:
-            self._packed = self._packed or self._file.read(_ZSTD_INPUT)
-            if not self._packed:
-                if self._frame is not None:
-                    raise EOFError("it ends within a frame")
+        while not self._piece:
+            if (piece := next(self._pieces, None)) is None:
                 return 0
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._content = memoryview(self._frame.decompress(self._packed))
-            self._packed = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
-        taken = self._content[: len(buffer)]
+            self._piece = memoryview(piece)
+        taken = self._piece[: len(buffer)]
         buffer[: len(taken)] = taken
-        self._content = self._content[len(taken) :]
+        self._piece = self._piece[len(taken) :]
         return len(taken)
 
     def close(self) -> None:
@@ -52,28 +69,60 @@ class _ZstdContent(io.RawIOBase):
         super().close()
 
 
-def _open_zstd(path: Path, mode: str) -> io.BufferedReader:
-    return io.BufferedReader(_ZstdContent(open(path, mode)))
+def _unpacked(file: IO[bytes], kind: _Format) -> Iterator[bytes]:
+    """Unpack all members of a file, of which there is at least one.
 
-
-_OPENERS: dict[str, Callable[..., Any]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zstd,
-}
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zstandard.ZstdError)
-"""Errors of damaged content, except for those of bz2, which raises an OSError without a number."""
+    Raises:
+        EOFError: the file ends within a member, or its padding has another length.
+        Exception: of the library, because there is something else than a member.
+    """
+    read = functools.partial(file.read, kind.packed_bytes)
+    packed = read()
+    while True:
+        member = kind.new_member()
+        while not member.eof:
+            is_end = not packed and getattr(member, "needs_input", True) and not (packed := read())
+            piece = member.decompress(packed, *kind.limit)
+            if is_end and not piece and not member.eof:
+                raise EOFError("it ends too early")
+            # The decompressor of zlib returns what it did not take, the others keep it.
+            packed = member.unused_data or getattr(member, "unconsumed_tail", b"")
+            yield piece
+        zeros = 0
+        while (packed := packed or read()) and kind.padding and packed[0] == 0:
+            rest = packed.lstrip(b"\0")
+            zeros += len(packed) - len(rest)
+            packed = rest
+        if zeros and zeros % kind.padding:
+            raise EOFError(f"{zeros} zero bytes follow a part, not a multiple of {kind.padding}")
+        if not packed:
+            return
 
 
 def is_compressed(path: Path) -> bool:
-    return path.suffix in _OPENERS
+    return path.suffix in _FORMATS
+
+
+def refuse_pipe(path: Path) -> None:
+    """Refuse what can be read only once, without opening it: opening a pipe waits for a writer.
+
+    Raises:
+        UserError: it is a pipe or a device.
+    """
+    # The name of a pipe of the shell, as in <(command), says nothing in the processes of a launcher.
+    is_there = path.exists() or str(path.parent) in ("/dev/fd", "/proc/self/fd")
+    if is_there and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device, and texts are read more than once: write it to a file first")
 
 
 def open_content(path: Path) -> io.BufferedReader:
     """Open a file to read its bytes, unpacked if its name has the suffix of a compressed file.
 
     Raises:
+        UserError: it is a pipe or a device.
         OSError: it cannot be opened.
     """
-    return _OPENERS.get(path.suffix, open)(path, "rb")
+    refuse_pipe(path)
+    if not is_compressed(path):
+        return open(path, "rb")
+    return io.BufferedReader(_Content(open(path, "rb"), _FORMATS[path.suffix]), _PIECE)

@@ -1,4 +1,4 @@
-"""Recognise what is not text in UTF-8 by its first bytes, so that the error names the right remedy."""
+"""Recognise what is not lines of text in UTF-8 by its first bytes, so that the error names the right remedy."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ FIRST_BYTES = 2**12
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A kind of content that is not UTF-8 text."""
+    """A kind of content that is not lines of UTF-8 text."""
 
     name: str
     suffix: str = ""
@@ -17,7 +17,8 @@ class Foreign:
     remedy: str = "unpack it first"
 
 
-# The first bytes of each kind. None of them begins a text, except for PDF, whose version makes it clear.
+# The first bytes of each kind. None of them begins a text, except for PDF, whose version makes it clear. Text may begin
+# with a tag, but not with those around a whole document.
 _KINDS: tuple[tuple[bytes, Foreign], ...] = (
     (rb"\x1f\x8b", Foreign("a gzip file", ".gz")),
     (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", Foreign("a bzip2 file", ".bz2")),
@@ -31,6 +32,13 @@ _KINDS: tuple[tuple[bytes, Foreign], ...] = (
     (rb"(?s:.{257})ustar(\x00|  \x00)", Foreign("a tar archive")),
     (rb"%PDF-\d\.\d", Foreign("a PDF document", remedy="extract its text, for instance with pdftotext")),
     (rb"PAR1\x15", Foreign("a Parquet file", remedy="pass it to prepare with --parquet")),
+    (
+        rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml\s|!doctype\s|(tmx|xliff|html|mteval|srcset|refset|tstset)[\s>])",
+        Foreign(
+            "a document in XML, SGML or HTML, such as TMX",
+            remedy="take its sentences out first, one per line, into a file for each language",
+        ),
+    ),
 )
 
 

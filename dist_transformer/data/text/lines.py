@@ -8,7 +8,6 @@ in a file that has no "\\n": there it is the end of lines of the old Mac, and th
 import functools
 import io
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,8 @@ def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a UTF-8 text file, plain or compressed, without line ends and byte order mark.
 
     Raises:
-        UserError: the file cannot be read or is not text, or a line is above `LONGEST_LINE` or not UTF-8; the error has
-            its number.
+        UserError: the file is a pipe, cannot be read or is not text, or a line is above `LONGEST_LINE` or not UTF-8;
+            the error has its number.
     """
     for number, line in enumerate(read_short_lines(path), 1):
         if line is None:
@@ -80,13 +79,12 @@ def read_short_lines(path: Path, span: Span | None = None) -> Iterator[str | Non
 
 
 def require_readable(path: Path) -> None:
-    """Check early that a text file can be read, as far as its first line. A pipe, which is read once, is not opened.
+    """Check early that a text file can be read, as far as its first line.
 
     Raises:
         UserError: it cannot be read.
     """
-    if os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path):
-        next(read_short_lines(path), None)
+    next(read_short_lines(path), None)
 
 
 def read_stream(file: BinaryIO, name: str) -> Iterator[str]:
@@ -98,7 +96,7 @@ def read_stream(file: BinaryIO, name: str) -> Iterator[str]:
     try:
         assert isinstance(file, io.BufferedReader)
         if (found := recognise(file.peek(FIRST_BYTES)[:FIRST_BYTES])) is not None:
-            raise UserError(f"{name} is {found.name}, not text in UTF-8: {found.remedy}")
+            raise UserError(f"{name} is {found.name}, not plain text in UTF-8: {found.remedy}")
         yield from decode_lines(_lines_of(file, name), name)
     except OSError as error:
         raise UserError(f"{name} cannot be read ({error.strerror or error}): connect it to a file or a pipe") from None
@@ -125,8 +123,8 @@ def _refuse_foreign(file: io.BufferedReader, path: Path) -> None:
     if found is None:
         return
     if is_compressed(path):
-        raise UserError(f"{path} contains {found.name}, not text in UTF-8: {found.remedy}")
-    raise UserError(f"{path} is {found.name}, not text in UTF-8: {_renamed(found)}")
+        raise UserError(f"{path} contains {found.name}, not plain text in UTF-8: {found.remedy}")
+    raise UserError(f"{path} is {found.name}, not plain text in UTF-8: {_renamed(found)}")
 
 
 def _renamed(found: Foreign) -> str:
@@ -139,7 +137,7 @@ def _unreadable(path: Path, error: Exception, lines: int) -> UserError:
     if not damaged:
         reason = getattr(error, "strerror", None) or error
         return UserError(f"{path} cannot be read ({reason}): check the file and its rights")
-    if lines == 0 and path.is_file():
+    if lines == 0:
         with path.open("rb") as file:
             found = recognise(file.read(FIRST_BYTES))
         if found is not None and found.suffix != path.suffix:

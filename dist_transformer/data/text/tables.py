@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.compressed import refuse_pipe
 from dist_transformer.data.text.files import (
     FieldFile,
     Pair,
@@ -34,6 +35,7 @@ class ParquetFile(FieldFile):
     def pairs(self) -> Iterator[Pair | None]:
         row = 0
         try:
+            refuse_pipe(self.path)
             with pq.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as file:
                 paths = [self._column(file.schema_arrow, field) for field in (self.source_field, self.target_field)]
                 wanted = [".".join(path) for path in paths]

@@ -149,9 +149,6 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
         held: receives the lock of the folder.
     """
     require_free(job.output)
-    for path in (*job.inputs, *job.beside.values()):
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file, and it is read several times: save its lines in one")
     # All lines are read before anything is written and before hours of work, because the last one may not be UTF-8.
     source = read_source(_lines(job), job.chunk_lines)
     with _explained(job):

@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import zstandard
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, TsvFile, expand, language_of, line_files
 from dist_transformer.data.text.lines import LONGEST_LINE, read_lines, read_stream
+from dist_transformer.data.text.tables import ParquetFile
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -37,18 +39,69 @@ def test_byte_order_mark_is_removed_at_the_start_of_the_file_only(tmp_path: Path
     assert list(read_lines(path)) == ["one", "\ufefftwo"]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "compress"),
-    [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress), (".zst", zstandard.compress)],
-)
-def test_compressed_files_read_as_plain_ones(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
-    path = write(tmp_path / f"t.en{suffix}", compress("ein\nzwei ü\n".encode()))
-    assert list(read_lines(path)) == ["ein", "zwei ü"]
-    twice = write(tmp_path / f"twice{suffix}", path.read_bytes() + compress(b"drei"))
-    assert list(read_lines(twice)) == ["ein", "zwei ü", "drei"]
-    truncated = write(tmp_path / f"cut{suffix}", path.read_bytes()[:-6])
-    with pytest.raises(UserError, match=f"cut{suffix} is not a complete {suffix} file"):
-        list(read_lines(truncated))
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    # As the program zstd does.
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+ALL = ["ein", "zwei ü", "drei"]
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_compressed_files_read_as_plain_ones(tmp_path: Path, suffix: str) -> None:
+    first, second = PACKERS[suffix]("ein\nzwei ü\n".encode()), PACKERS[suffix](b"drei")
+    assert list(read_lines(write(tmp_path / f"t.en{suffix}", first))) == ALL[:2]
+    for between in (b"", PACKERS[suffix](b"")):
+        assert list(read_lines(write(tmp_path / f"t.en{suffix}", first + between + second))) == ALL
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_all_of_a_compressed_file_is_read_or_it_is_refused(tmp_path: Path, suffix: str) -> None:
+    first, second = PACKERS[suffix]("ein\nzwei ü\n".encode()), PACKERS[suffix](b"drei")
+    flipped = second[:-6] + bytes([second[-6] ^ 255]) + second[-5:]
+    damaged = {
+        "empty": b"",
+        "zeros alone": bytes(64),
+        "cut": first[:-6],
+        "later part cut": first + second[:-6],
+        "later part begun": first + second[:5],
+        "later part damaged": first + flipped,
+        "other bytes between": first + b"\r\n" + second,
+        "other bytes at the end": first + b"<html>502 Bad Gateway</html>",
+        "a kind of its own between": first + (gzip.compress(b"") if suffix != ".gz" else lzma.compress(b"")) + second,
+    }
+    # gzip and xz let zero bytes follow a part: gzip any number, xz multiples of four.
+    for zeros, allowed in ((1, (".gz",)), (4, (".gz", ".xz")), (2**17, (".gz", ".xz"))):
+        for place, after in (("between", second), ("at the end", b"")):
+            if suffix in allowed:
+                padded = write(tmp_path / f"t{suffix}", first + bytes(zeros) + after)
+                assert list(read_lines(padded)) == (ALL if after else ALL[:2]), (zeros, place)
+            else:
+                damaged[f"{zeros} zeros {place}"] = first + bytes(zeros) + after
+    for name, content in damaged.items():
+        with pytest.raises(UserError) as caught:
+            print(name, list(read_lines(write(tmp_path / f"t{suffix}", content))))
+        assert str(caught.value).startswith(f"{tmp_path}/t{suffix} is not a complete {suffix} file (after line "), name
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    fields = {"path": tmp_path / "pipe", "source_field": "en", "target_field": "de"}
+    plain = write(tmp_path / "t", b"a\n")
+    for source in (
+        LineFiles(source=plain, target=tmp_path / "pipe"),
+        TsvFile(path=tmp_path / "pipe"),
+        JsonlFile(**fields),
+        ParquetFile(**fields),
+        # The name of a pipe of a shell, in a process to which it was not passed.
+        TsvFile(path=Path("/dev/fd/9999")),
+    ):
+        name = source.files()[-1]
+        assert refusal(source) == (
+            f"{name} is a pipe or a device, and texts are read more than once: write it to a file first"
+        )
 
 
 def test_file_that_is_not_gzip_is_named(tmp_path: Path) -> None:
@@ -210,10 +263,9 @@ def test_pairs_with_a_long_line_are_none(tmp_path: Path) -> None:
     assert list(jsonl.pairs()) == [("a", "t"), None, ("c", "t")]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", PACKERS)
 def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
-    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress, ".zst": zstandard.compress}[suffix]
-    bomb = write(tmp_path / f"t{suffix}", pack(b"a" * 2**27))
+    bomb = write(tmp_path / f"t{suffix}", PACKERS[suffix](b"a" * 2**27))
     tracemalloc.start()
     pairs = list(LineFiles(source=bomb, target=write(tmp_path / "t", b"x\n")).pairs())
     peak = tracemalloc.get_traced_memory()[1]
@@ -225,12 +277,12 @@ def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
 TEXT = "Ein Satz.\nNoch ein Satz.\n"
 # Content under a name, and what the error says of it.
 FOREIGN = [
-    ("t.de", TEXT.encode("utf-16"), "is text in UTF-16, not text in UTF-8: convert it with iconv -f UTF-16 -t UTF-8"),
+    ("t.de", TEXT.encode("utf-16"), "is text in UTF-16, not plain text in UTF-8: convert it with iconv -f UTF-16 -t"),
     ("t.de", b"\xfe\xff" + TEXT.encode("utf-16-be"), "iconv -f UTF-16 -t UTF-8"),
     ("t.de", TEXT.encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8"),
     ("t.de", TEXT.encode("utf-16-be"), "iconv -f UTF-16BE -t UTF-8"),
     ("t.de", TEXT.encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
-    ("t.de", gzip.compress(b"x"), "is a gzip file, not text in UTF-8: rename it so that its name ends in .gz"),
+    ("t.de", gzip.compress(b"x"), "is a gzip file, not plain text in UTF-8: rename it so that its name ends in .gz"),
     ("t.de", bz2.compress(b"x"), "rename it so that its name ends in .bz2"),
     ("t.de", lzma.compress(b"x"), "rename it so that its name ends in .xz"),
     ("t.de", zstandard.compress(b"x"), "rename it so that its name ends in .zst"),
@@ -241,16 +293,20 @@ FOREIGN = [
     ),
     ("t.de.bz2", gzip.compress(b"x"), "is a gzip file, not a .bz2 file: rename it so that its name ends in .gz"),
     ("t.de.zst", b"plain\n", "is not a complete .zst file"),
-    ("t.de.gz", gzip.compress(gzip.compress(b"x")), "contains a gzip file, not text in UTF-8: unpack it"),
+    ("t.de.gz", gzip.compress(gzip.compress(b"x")), "contains a gzip file, not plain text in UTF-8: unpack it"),
     (
         "t.zip",
         b"PK\x03\x04\x14\0",
-        "is a zip archive or a document in one, such as .docx, not text",
+        "is a zip archive or a document in one, such as .docx, not plain text",
     ),
     ("t.7z", b"7z\xbc\xaf\x27\x1c\0\4", "is a 7z archive"),
     ("t.tar.gz", gzip.compress(b"t.de".ljust(257, b"\0") + b"ustar\0" + b"00"), "contains a tar archive"),
-    ("t.de", b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF document, not text in UTF-8: extract its text"),
-    ("t.de", b"PAR1\x15\x04", "is a Parquet file, not text in UTF-8: pass it to prepare with --parquet"),
+    ("t.de", b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF document, not plain text in UTF-8: extract its text"),
+    ("t.de", b"PAR1\x15\x04", "is a Parquet file, not plain text in UTF-8: pass it to prepare with --parquet"),
+    ("t.tmx", b'<?xml version="1.0"?>\n<tmx version="1.4">', "is a document in XML, SGML or HTML, such as TMX"),
+    ("t.de", b'\xef\xbb\xbf\n <tmx version="1.4">\n<body>', "such as TMX, not plain text in UTF-8: take its sent"),
+    ("t.de.gz", gzip.compress(b"<!DOCTYPE html>\n<title>x"), "contains a document in XML, SGML or HTML"),
+    ("t.de.sgm", b'<srcset setid="newstest2014" srclang="any">\n', "is a document in XML, SGML or HTML"),
     ("t.de", b"eins\rzwei\rdrei", "has lines that end in CR alone, as on the old Mac, and no LF: convert it"),
     ("t.de", b"eins\r" * LONGEST_LINE, "has lines that end in CR alone"),
 ]
@@ -268,7 +324,13 @@ def test_what_is_not_text_is_named_with_its_remedy(tmp_path: Path, name: str, co
             list(read_stream(io.BufferedReader(io.BytesIO(content)), "standard input"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"a\r", b"a\r\n", b"a\rb\n", b"\0\n", b"\0\0 x", b"PAR1 is a word\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\n", b"a\r", b"a\r\n", b"a\rb\n", b"\0\n", b"\0\0 x", b"PAR1 is a word\n"),
+        *(b"<b>bold</b>\n<html>\n", b"<2de> word\n", b"<xml> and <tmx-like> are tags\n", b"< ?xml\n"),
+    ],
+)
 def test_odd_text_is_text(tmp_path: Path, content: bytes) -> None:
     lines = [line.removesuffix("\r") for line in content.decode().removesuffix("\n").split("\n")] if content else []
     assert list(read_lines(write(tmp_path / "t", content))) == lines

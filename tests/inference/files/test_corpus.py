@@ -467,5 +467,5 @@ def test_lines_are_counted(job: CorpusJob) -> None:
 
 def test_an_input_that_can_be_read_once_is_refused(job: CorpusJob, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe is not a regular file, and it is read several times"):
+    with pytest.raises(UserError, match="pipe is a pipe or a device, and texts are read more than once"):
         translate_corpus(replace(job, inputs=[tmp_path / "pipe"]), Shouter(), as_text)
