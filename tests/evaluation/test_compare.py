@@ -98,3 +98,18 @@ def test_files_of_other_lengths(files: dict[str, Path]) -> None:
     files["bad"].write_text("")
     with pytest.raises(UserError, match=r"ref is empty: use a file with at least one line$"):
         compare([files["bad"]], [files["ref"]], target_language="de")
+
+
+def test_references_in_one_file_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    both = tmp_path / "both.tsv"
+    pairs = zip(*(files[name].read_text().splitlines() for name in ("ref", "other")), strict=True)
+    lines = ["\t".join(pair) for pair in pairs]
+    both.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"both.tsv has a tab in 100% of its lines, and .*bad in 0%, so it seems to hold"
+    ):
+        compare([files["bad"]], [both], target_language="de")
+    # Tabs of the text itself are on both sides, or in few lines.
+    assert compare([both], [both], target_language="de").scores[0].bleu_cased.value == pytest.approx(100)
+    both.write_text("\n".join(lines[:20] + ["x"] * 10), encoding="utf-8")
+    assert compare([files["bad"]], [both], target_language="de").sentences == 30

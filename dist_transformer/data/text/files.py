@@ -19,6 +19,8 @@ NESTED = "translation"
 """Name of the field within which Hugging Face's translation datasets hold their texts."""
 
 _ENDED = object()
+# Share of lines with a tab above which a file has columns, if the share of another file is as far below.
+_COLUMNS = 0.8
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 # Suffixes of two or three letters that are not a language.
@@ -192,9 +194,14 @@ class JsonlFile(FieldFile):
                 yield None if line is None else ("", "")
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_no_key_twice)
             except RecursionError:
                 raise UserError(f"{self.path} line {number} is nested too deeply: write flat JSON objects") from None
+            except KeyError as error:
+                raise UserError(
+                    f'{self.path} line {number} has the key "{error.args[0]}" twice in an object, so it is open which '
+                    "one is meant: fix the line"
+                ) from None
             except ValueError as error:
                 raise UserError(
                     f"{self.path} line {number} is not JSON ({error}): write one JSON object per line"
@@ -217,6 +224,14 @@ class JsonlFile(FieldFile):
         if not isinstance(text, str):
             raise UserError(f'{where} has {type(text).__name__} in field "{field}", not a string: fix the line')
         return one_line(text, where)
+
+
+def _no_key_twice(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(fields)
+    if len(row) < len(fields):
+        names = [name for name, _ in fields]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return row
 
 
 def find_field(row: Mapping[str, Any], field: str) -> list[str] | None:
@@ -290,7 +305,8 @@ def read_aligned(*paths: Path) -> list[list[str]]:
     """Read the lines of small files; line i of each file belongs to line i of the others.
 
     Raises:
-        UserError: a file cannot be read, the lengths differ, or the files are empty.
+        UserError: a file cannot be read, the lengths differ, the files are empty, or one has columns, as if it were
+            several texts.
     """
     first, *others = paths
     texts = [list(read_lines(path)) for path in paths]
@@ -299,6 +315,14 @@ def read_aligned(*paths: Path) -> list[list[str]]:
             raise unequal_lines(first, len(texts[0]), path, len(lines))
     if not texts[0]:
         raise UserError(f"{first} is empty: use a file with at least one line")
+    shares = [sum("\t" in line for line in lines) / len(lines) for lines in texts]
+    if max(shares) > _COLUMNS and min(shares) < 1 - _COLUMNS:
+        path = paths[shares.index(max(shares))]
+        raise UserError(
+            f"{path} has a tab in {max(shares):.0%} of its lines, and {paths[shares.index(min(shares))]} in "
+            f"{min(shares):.0%}, so it seems to hold several texts: cut it into a file for each (cut -f 1, cut -f 2); "
+            "several references are several files after --ref. If the tabs are text, replace them by spaces"
+        )
     return texts
 
 

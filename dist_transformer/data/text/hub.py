@@ -4,6 +4,7 @@ The two texts of a row are two columns, or two fields of a column `translation`.
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ _READER = "dist_transformer.data.text.hub_reader"
 _CONVERTED_BRANCH = "refs/convert/parquet"
 # The beginning of the library's message where a dataset's files come from a script, which it does not run.
 _SCRIPT_REFUSED = "Dataset scripts are no longer supported"
+# Names of files that may hold pairs.
+_TABLE = re.compile(r".*(\.(parquet|jsonl?|ndjson|csv|tsv|arrow)(\.(gz|bz2|xz|zst|zip))?|\.zip)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +101,16 @@ class HubDataset:
         rows = 0
         try:
             place = {"path": self.dataset, "revision": self.revision, **part}
-            table = datasets.load_dataset_builder(**place).config
+            builder = datasets.load_dataset_builder(**place)
+            self._refuse_part(builder)
+            table = builder.config
             options = self._text_only() if hasattr(table, "keep_default_na") else {}
             dataset = datasets.load_dataset(**place, **options, split=self.split, streaming=self.streaming)
             for batch in dataset.iter(batch_size=_BATCH_ROWS):
                 yield batch
                 rows += len(next(iter(batch.values())))
+        except UserError:
+            raise
         except Exception as error:  # one of many types: not found, no network, unknown config or split, gated, …
             if rows:
                 raise TransientError(
@@ -121,6 +128,38 @@ class HubDataset:
                 "and --dataset-split, and that the hub can "
                 "be reached"
             ) from error
+
+    def _refuse_part(self, builder: Any) -> None:
+        """Refuse a local folder of which the library reads a part, unless its card says which.
+
+        The library takes files of one kind, and if some are named after splits, only those.
+        """
+        from datasets.data_files import FILES_TO_IGNORE
+        from huggingface_hub import DatasetCard
+
+        if not Path(self.dataset).is_dir():
+            return
+        folder = Path(self.dataset, builder.config.data_dir or "").resolve()
+        card = folder / "README.md"
+        by_card = card.is_file() and "configs" in DatasetCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        if by_card or not builder.config.data_files:
+            return
+        read = {Path(file) for files in builder.config.data_files.values() for file in files}
+        names = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file() and file not in read)
+        unread = [
+            str(name)
+            for name in names
+            if _TABLE.fullmatch(name.name) and name.name not in FILES_TO_IGNORE
+            # The library passes over these on purpose.
+            if not any(part.startswith((".", "__")) for part in name.parts)
+        ]
+        if unread:
+            raise UserError(
+                f'the datasets library reads {len(read)} of the data files in "{self.dataset}" and leaves out '
+                f"{len(unread)} ({listed(unread[:3])}{', …' * (len(unread) > 3)}), because it takes files of one kind, "
+                "and only those named after a split (train, …) if there are any: rename or move files, or list those "
+                "to read under configs in the folder's README.md"
+            )
 
     def _text_only(self) -> dict[str, Any]:
         """Return the options by which the library takes each text of a CSV file as it stands.

@@ -65,6 +65,32 @@ def test_hub_dataset_with_a_column_a_language(hub: Path, streaming: bool) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("read", "left_out"),
+    [
+        (["x.jsonl", "x2.jsonl"], ["y.parquet"]),
+        (["train-0.jsonl"], ["part-1.jsonl"]),
+        (["train/x.jsonl", "test/x.jsonl"], ["extra/x.jsonl.gz", "y.csv"]),
+    ],
+)
+def test_a_folder_of_which_a_part_would_be_read_is_refused(hub: Path, read: list[str], left_out: list[str]) -> None:
+    row = b'{"en": "a", "de": "b"}\n'
+    for name in (*read, "README.md", "LICENSE.txt", "dataset_infos.json", ".git/x.json", "__pycache__/x.json"):
+        (hub / name).parent.mkdir(exist_ok=True)
+        write(hub / name, b"{}" if name == "dataset_infos.json" else row)
+    whole = len([name for name in read if "test" not in name])
+    assert len(list(hub_source(hub).read())) == whole
+    for name in left_out:
+        (hub / name).parent.mkdir(exist_ok=True)
+        write(hub / name, row)
+    assert refusal(hub_source(hub)).startswith(
+        f'the datasets library reads {len(read)} of the data files in "{hub}" and leaves out {len(left_out)} '
+        f"({', '.join(sorted(left_out))}), because"
+    )
+    write(hub / "README.md", f"---\nconfigs:\n- config_name: default\n  data_files: {read[0]}\n---\n".encode())
+    assert len(list(hub_source(hub).read())) == 1
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_every_word_of_a_csv_file_is_text(hub: Path, streaming: bool) -> None:
     words = ["NA", "null", "nan", "N/A", "None", "1.50", "True", "", "1e3"]
