@@ -1,9 +1,10 @@
 """The first stages: copy the sources into chunks, so that each source is read once, and survey the chunks."""
 
 import itertools
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,16 @@ CHUNK_CHARACTERS = 2**26
 SHUFFLE, HOLD_OUT, VOCABULARY = 1, 2, 3
 SEGMENTATION = 4
 """The first of two purposes, of sources and of targets, for each segmentation."""
-# Share of target lines that NFKC may change without a warning. Above it, scores on the raw references have a ceiling.
-_FOLDED_ALLOWANCE = 0.01
+# Share of lines that may be odd without a warning: targets that NFKC changes, because scores on the raw references then
+# have a ceiling, and traces of another program.
+_ALLOWANCE = 0.01
+# What other programs leave in text: a pattern, its name and the remedy.
+_TRACES = (
+    (r"&(amp|apos|quot|lt|gt|nbsp|#[0-9]+|#x[0-9a-fA-F]+);", "have escapes such as &apos;", "unescape them first"),
+    (r"@@( |$)", "have pieces of BPE (@@)", "join them first (sed -E 's/@@( |$)//g')"),
+    (r" @[-/.,]@ ", "are tokenised by Moses (@-@)", "detokenise them first (sacremoses detokenize)"),
+    ("▁", "have pieces of SentencePiece (▁)", "join them first (spm_decode)"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +158,7 @@ class SurveyChunk:
             "usable": len(numbers),
             "candidates": first_by_hash(numbers, self.seed, self.valid_pairs).tolist(),
             "folded": dict(folded),
+            "traces": count_traces(sources, targets),
         }
 
 
@@ -159,11 +169,15 @@ class Survey:
     usable: int
     candidates: np.ndarray
     folded: Counter[str]
+    traces: Counter[str]
 
-    def add(self, usable: int, candidates: Sequence[int] | np.ndarray, folded: dict[str, int]) -> None:
+    def add(
+        self, usable: int, candidates: Sequence[int] | np.ndarray, folded: dict[str, int], traces: dict[str, int]
+    ) -> None:
         self.usable += usable
         self.candidates = np.concatenate([self.candidates, np.array(candidates, dtype=np.int64)])
         self.folded.update(folded)
+        self.traces.update(traces)
 
     def held_out(self) -> np.ndarray:
         """Return the numbers of the pairs to hold out, sorted.
@@ -213,7 +227,7 @@ def survey_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalizations: Normalizations
 ) -> Survey:
     wanted = 0 if settings.validation else settings.valid_pairs
-    survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter())
+    survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter(), traces=Counter())
 
     def add(found: dict[str, Any]) -> None:
         survey.add(**found)
@@ -230,7 +244,12 @@ def survey_chunks(
         for chunk in chunks
     ]
     runner.run("look", tasks, lambda _, found: add(found), sizes=[chunk.pairs for chunk in chunks])
-    mine = {"usable": survey.usable, "candidates": survey.candidates, "folded": dict(survey.folded)}
+    mine = {
+        "usable": survey.usable,
+        "candidates": survey.candidates,
+        "folded": dict(survey.folded),
+        "traces": dict(survey.traces),
+    }
     for rank, others in enumerate(runner.ranks.gather(mine)):
         if rank != runner.ranks.rank:
             add(others)
@@ -239,7 +258,7 @@ def survey_chunks(
 
 def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, report: Report) -> None:
     share = survey.folded.total() / max(1, pairs)
-    if share > _FOLDED_ALLOWANCE:
+    if share > _ALLOWANCE:
         # Equally frequent characters are ordered by code point, so that the order of the chunks does not matter.
         flags, given = settings.vocabularies[-1].flags, settings.vocabularies[-1].tokenizer
         character = min(survey.folded, key=lambda found: (-survey.folded[found], found))
@@ -248,6 +267,22 @@ def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, repor
             f"{unicodedata.normalize('NFKC', character)!r}: --normalization clean-nfc keeps them"
             + (f", without {flags}tokenizer" if given else "")
         )
+
+
+def count_traces(sources: Sequence[str], targets: Sequence[str]) -> dict[str, int]:
+    """Count the lines with each trace of another program, by a sentence about them without its beginning."""
+    found: dict[str, int] = {}
+    for side, lines in (("source", sources), ("target", targets)):
+        suspects = [line for line in lines if "&" in line or "@" in line or "▁" in line]
+        for pattern, what, remedy in _TRACES:
+            found[f"{side} lines {what}: {remedy}"] = sum(1 for line in suspects if re.search(pattern, line))
+    return found
+
+
+def warn_of_traces(traces: Mapping[str, int], pairs: int, report: Report, *, of: str = "") -> None:
+    for sentence, lines in sorted(traces.items()):
+        if lines > _ALLOWANCE * pairs:
+            report(f"warning: {lines / pairs:.1%} of the {of}{sentence}")
 
 
 def pair_hash(numbers: np.ndarray, seed: int, purpose: int) -> np.ndarray:

@@ -36,10 +36,12 @@ from dist_transformer.data.prepare.ingest import (
     Chunk,
     Report,
     Survey,
+    count_traces,
     is_empty,
     read_sources,
     survey_chunks,
     warn_of_folding,
+    warn_of_traces,
 )
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -68,6 +70,8 @@ _WEIGHTS_FILE = "model.safetensors"
 
 # Pairs whose targets are encoded by another vocabulary, to find the marks of their language.
 _MARKED_PAIRS = 20_000
+# Validation lines, at most, that show whether the sides are swapped.
+_LOOKED_AT = 1_000
 
 # Classes in the index, for messages.
 _INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo, LanguageMarks)
@@ -149,6 +153,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     pairs_read = sum(chunk.pairs for chunk in chunks)
     survey = survey_chunks(runner, settings, chunks, normalizations(settings))
     warn_of_folding(settings, survey, pairs_read, report)
+    warn_of_traces(survey.traces, pairs_read, report)
     validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report), kinds=(_Validation,))
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
     ranks.lead(lambda: write_validation_keys(work, validation.pairs))
@@ -159,7 +164,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     _require_pairs(kept, dropped, settings)
     repeats = count_repeats(runner, chunks, kept)
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
-    ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats))
+    ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats, report))
 
 
 def _validation(
@@ -196,6 +201,8 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     long_lines = len(read) - len(given)
     also = f" and {long_lines:,} with a line above {LONGEST_LINE:,} bytes" if long_lines else ""
     report(f"validation: {len(read):,} pairs from {names}, {len(given) - len(pairs):,} empty{also} left out")
+    sources, targets = map(list, zip(*pairs, strict=True))
+    warn_of_traces(count_traces(sources, targets), len(pairs), report, of="validation ")
     nothing = np.zeros(0, dtype=np.int64)
     return _Validation(pairs=pairs, empty=len(given) - len(pairs), long_lines=long_lines, held_out=nothing)
 
@@ -218,6 +225,7 @@ def _finish(
     dropped: Counter[str],
     overlap: int,
     repeats: int,
+    report: Report,
 ) -> None:
     """Complete the data folder. An interrupted preparation may have written some of its files."""
     tokenizer = load_vocabulary(tokenizer_path(work))
@@ -225,6 +233,9 @@ def _finish(
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
     if settings.keep_text is not None:
         _copy_text(settings.keep_text, work.data / "text")
+    marks = _marks(work.data / train.shards[0].file, tokenizer)
+    if settings.validation:
+        _warn_of_swapped(validation.pairs, marks, tokenizer, report)
     source_language, target_language = settings.languages
     vocab_size, target_vocab_size = tokenizer.sizes
     index = DataIndex(
@@ -256,7 +267,7 @@ def _finish(
         valid_text=valid_text,
         train=train,
         valid=valid,
-        marks=_marks(work.data / train.shards[0].file, tokenizer),
+        marks=marks,
     )
     shards.write_index(work.data, index)
     work.complete()
@@ -274,6 +285,16 @@ def _marks(shard: Path, vocabulary: Vocabulary) -> LanguageMarks:
         target = words_of(vocabulary, 0).encode([*map(vocabulary.target.decode, ids)])
     sides = (side.values[side.offsets[0] : side.offsets[-1]] for side in (source, target))
     return find_marks(*sides, first_piece=vocabulary.source.first_piece)
+
+
+def _warn_of_swapped(pairs: Sequence[Pair], marks: LanguageMarks, vocabulary: Vocabulary, report: Report) -> None:
+    for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        found = marks.side_of(vocabulary.source.encode_batch(list(lines[:: 1 + len(lines) // _LOOKED_AT])))
+        if found not in (side, None):
+            report(
+                f"warning: the validation {side} text looks like the {found} text of the training: check whether "
+                "--valid-src and --valid-tgt, or --src and --tgt, are swapped"
+            )
 
 
 def _copy_text(source: Path, target: Path) -> None:

@@ -42,7 +42,7 @@ from dist_transformer.data.text.files import PairSource
 from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.
-_LAYOUT = 3
+_LAYOUT = 4
 # Bytes of the largest result of a task.
 _RESULT_BYTES = 2**28
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.

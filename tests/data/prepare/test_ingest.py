@@ -12,6 +12,7 @@ from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
 from dist_transformer.data.text.files import TsvFile, line_files
 from dist_transformer.data.text.lines import LONGEST_LINE
+from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from tests.data.prepare.preparing import corpus, files_of, run, with_validation, write_pairs
 
 
@@ -50,6 +51,46 @@ def test_folding_of_more_than_a_hundredth_is_said(tmp_path: Path, monkeypatch: p
         "warning: NFKC changes 1.5% of the target lines, for example '，' -> ',': --normalization clean-nfc keeps them"
     ]
     assert warnings(199, normalization="clean-nfc") == []
+
+
+TRACES = [
+    ("don &apos;t &quot; go", "source lines have escapes such as &apos;: unescape them first"),
+    ("tr@@ ans@@ form", "source lines have pieces of BPE (@@): join them first (sed -E 's/@@( |$)//g')"),
+    ("well @-@ known", "source lines are tokenised by Moses (@-@): detokenise them first (sacremoses detokenize)"),
+    ("▁a ▁dog", "source lines have pieces of SentencePiece (▁): join them first (spm_decode)"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), TRACES)
+def test_text_of_another_program_is_said_above_a_hundredth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 70)
+
+    def warnings(odd: int, valid: list[tuple[str, str]]) -> list[str]:
+        pairs = corpus(200 - odd) + [(f"{text} {i}", "a & b; c@d.org @ 5 @@x") for i in range(odd)]
+        _, report = run(tmp_path, pairs, f"{odd}-{len(valid)}", **with_validation(tmp_path, valid))
+        return [line for line in report if "warning" in line]
+
+    assert warnings(2, corpus(20)) == []
+    assert warnings(3, corpus(20)) == [f"warning: 1.5% of the {sentence}"]
+    assert warnings(0, [(text, "a"), ("b", text), ("c", "d")]) == [
+        f"warning: 33.3% of the validation {sentence}",
+        f"warning: 33.3% of the validation {sentence.replace('source', 'target', 1)}",
+    ]
+
+
+def test_swapped_validation_files_are_said(tmp_path: Path) -> None:
+    texts = make_toy_corpus(train_pairs=1_000, valid_pairs=60, test_pairs=1)
+    languages = {"source_language": "en", "target_language": "de"}
+    swapped = [(target, source) for source, target in texts.valid]
+    for valid, sides in ((texts.valid, []), (swapped, ["source", "target"])):
+        _, report = run(tmp_path, texts.train, f"{sides}", **languages, **with_validation(tmp_path, valid))
+        assert [line for line in report if "warning" in line] == [
+            f"warning: the validation {side} text looks like the {other} text of the training: check whether "
+            "--valid-src and --valid-tgt, or --src and --tgt, are swapped"
+            for side, other in zip(sides, reversed(sides), strict=True)
+        ]
 
 
 @pytest.mark.parametrize("count", [0, 1])
