@@ -1,9 +1,10 @@
 """Prefixes: texts that outputs must begin with, for search and sampling.
 
-The pieces of a prefix are forced, except those of its last word, at most the last four. The rest is a text that the
-output must continue: until it is covered, a hypothesis may take the pieces that the rest of the text begins with, and
-those that begin with the rest of the text. So a prefix may end inside a word: after `Ein Ha` the piece ` Haus` may come
-as well as ` Ha` or ` H`. Probabilities stay the model's.
+The pieces of a prefix are forced, except those of its last word, at most 32 bytes. The rest is a text that the output
+must continue: until it is covered, a hypothesis may take the pieces that the rest of the text begins with, and those
+that begin with the rest of the text. So a prefix may end inside a word: after `Ein Ha` the piece ` Haus` may come as
+well as ` Ha` or ` H`. Probabilities stay the model's. So a greedy search that is given a beginning of its own output
+gives that output, because its choices are still allowed.
 
 Text is compared byte by byte, because a piece may be a part of a character.
 """
@@ -18,8 +19,9 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import PAD_ID, Tokenizer
 
-# Each byte of the rest takes a row of the vocabulary. A piece that continues the prefix seldom replaces more pieces.
-_MOST_FREE_PIECES = 4
+# Each byte of the rest takes a row of the vocabulary. Words are seldom longer, and in a text without spaces, a piece
+# that continues the prefix replaces fewer bytes.
+_MOST_FREE_BYTES = 32
 _NOT_FORCED = -1
 
 
@@ -68,10 +70,14 @@ class PieceTexts:
             )
         ids = self.tokenizer.encode(text)
         pieces = [self._of_id[token] for token in ids]
-        words = [i for i in range(1, len(ids)) if pieces[i].startswith(b" ") or pieces[i - 1].endswith(b" ")]
+        # After a piece that is only a space no word begins: other pieces of the same word begin with that space.
+        ended = [piece.lstrip(b" ").endswith(b" ") for piece in pieces]
+        words = [i for i in range(1, len(ids)) if pieces[i].startswith(b" ") or ended[i - 1]]
         # A vocabulary may put a space after the last word.
         spaced = self.tokenizer.normalize(text).endswith(" ")
-        start = max(0, *words, len(ids) - _MOST_FREE_PIECES)
+        start = max([0, *words])
+        while start < len(ids) - 1 and sum(map(len, pieces[start:])) > _MOST_FREE_BYTES:
+            start += 1
         while not (rest := b"".join(pieces[start:]) if spaced else b"".join(pieces[start:]).rstrip(b" ")):
             start -= 1
         return Prefix(forced=tuple(ids[:start]), rest=rest)

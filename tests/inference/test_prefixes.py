@@ -114,10 +114,10 @@ def test_a_piece_may_continue_past_the_prefix(tokenizer: Tokenizer) -> None:
     assert all(piece.startswith(b" Ha") or b" Ha".startswith(piece) for piece in first)
     assert {b"H", b"Ha", b"Haus"} & second == {b"H"} | {b"Ha", b"Haus"} & {*map(tokenizer.piece_bytes, range(4, 300))}
     assert all(piece.startswith(b"a") for piece in third)
-    # A long word is forced, except its last pieces.
-    long = texts.encode("Ein xqzvwyjkxqzv")
-    assert len(long.rest) == 4
-    assert spelled(tokenizer, list(long.forced)) + long.rest == b"Ein xqzvwyjkxqzv"
+    # A long word is forced, except its last 32 bytes.
+    long = texts.encode("Ein " + "xqzv" * 9)
+    assert len(long.rest) == 32
+    assert spelled(tokenizer, list(long.forced)) + long.rest == b"Ein " + b"xqzv" * 9
     # White space at the end is a part of the prefix.
     assert texts.encode("Ein ").rest == b" "
 
@@ -156,6 +156,22 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
         for fallback in (False, True)
     },
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_beginning_of_an_output_allows_that_output(kind: str) -> None:
+    """So a greedy search that is given a beginning of its own output makes the same choices."""
+    tokenizer = KINDS[kind]()
+    texts = PieceTexts(tokenizer)
+    for line in (*WORDS[:5], "unser starrer Hund, du Ente", "das s e 北 H"):
+        ids = tokenizer.encode(line)
+        for cut in range(1, len(line)):
+            prefix, covered = texts.encode(line[:cut]), 0
+            assert list(prefix.forced) == ids[: len(prefix.forced)], line[:cut]
+            allowed = texts.allowed(prefix.rest)
+            for token in ids[len(prefix.forced) :]:
+                assert covered >= len(prefix.rest) or allowed[covered, token], line[:cut]
+                covered += len(tokenizer.piece_bytes(token))
 
 
 @pytest.mark.system
