@@ -93,7 +93,7 @@ def other_folder(toy_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path_facto
     shape = {"width": 24, "heads": 3, "ffn_width": 16, "encoder_layers": 2, "decoder_layers": 1, "max_positions": 120}
     model = Transformer(ModelConfig(**shape, vocab_size=toy_tokenizer.vocab_size))
     folder = tmp_path_factory.mktemp("other") / "model"
-    info = replace(model_info, model=model.config, longest_source=40, corpus="other grammar")
+    info = replace(model_info, model=model.config, longest_source=40, several_sentences=0.1, corpus="other grammar")
     write_model_folder(folder, info=info, weights=dict(model.state_dict()), tokenizer_json=toy_tokenizer.content)
     return folder
 

@@ -197,7 +197,9 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
     except KeyError as missing:
         raise UserError(f"{path} has no {missing}: it was not written by this program, leave it out") from None
     newer: dict[str, Any] = {
-        name: described[name] for name in ("directions", "marks", "longest_source", "run") if name in described
+        name: described[name]
+        for name in ("directions", "marks", "longest_source", "several_sentences", "run")
+        if name in described
     }
     return from_plain(ModelInfo, {**values, **newer}, str(path))
 

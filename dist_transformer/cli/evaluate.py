@@ -11,10 +11,10 @@ for each line; every score uses them as its authors define it.
 
 With --model: lines are translated as they stand, except those with more tokens than the model has positions: they are
 split at the ends of their sentences, or where the limit is reached, and their parts are joined. --split-over splits
-more. A note and the JSON count such lines (`split_sentences`), and a note counts those with a sentence that is longer
-than any in the training. The command runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun),
-which shares the work; the result is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt in
-the same folder.
+more. A note and the JSON count such lines (`split_sentences`); notes count those that `translate` would split, those
+with a sentence that is longer than any in the training, and translations that were cut at the maximum length. The
+command runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun), which shares the work; the result
+is the same. With --json OUT.json the hypotheses are written to OUT.hypotheses.txt in the same folder.
 
 --mbr N draws N samples of each line by --seed and scores the one with the best expected utility, instead of a search.
 

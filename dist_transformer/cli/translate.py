@@ -4,10 +4,11 @@ dist-transformer translate --model MODEL < input.txt > output.txt
 
 dist-transformer translate --model MODEL --input mono.en.gz --output mono.de
 
-A blank line gives a blank line. A line of several sentences that has more tokens than any line in the training is split
-at the ends of its sentences (--split-over changes this), and a line with more tokens than the model has positions also
-where the limit is reached. The parts are translated one by one and joined: with a space, or without one next to Chinese
-and Japanese characters. Standard error tells how many lines were split.
+A blank line gives a blank line. A line of several sentences is split at the ends of its sentences: always, if less than
+2% of the training's lines had several, and otherwise if it has more tokens than any of them (--split-over changes
+this). A line with more tokens than the model has positions is also split where the limit is reached. The parts are
+translated one by one and joined: with a space, or without one next to Chinese and Japanese characters. Standard error
+tells how many lines were split, and how many translations were cut at the maximum length (--max-extra-tokens).
 
 Files may be compressed (.gz, .xz, .bz2, .zst). They are read one after the other into one output, as by cat. The
 command runs in one process, with --processes N, or under a launcher (deepspeed, torchrun, srun, mpirun); the output is
@@ -15,7 +16,7 @@ the same. Finished parts are kept in OUT.parts. After an interruption, the same 
 refused. OUT appears when it is complete.
 
 With --prefix FILE the translation of line i begins with line i of FILE, as the vocabulary normalizes it; an empty line
-is no prefix. A prefix may end inside a word. A line with a prefix is translated as a whole.
+is no prefix. A prefix may end inside a word. A line whose prefix has several sentences is translated as a whole.
 
 With --nbest K every line gives its K best translations, best first. The score is log p / ((5 + length) / 6)^penalty;
 input lines are numbered from 0. For a split line, the k-th translation joins the k-th of each part, and its score is
@@ -24,7 +25,7 @@ their mean. Formats:
   moses   NUMBER ||| TEXT ||| SCORE, one line per translation
   tsv     NUMBER, RANK (from 0), SCORE, TEXT, separated by tabs
   jsonl   {"line": NUMBER,
-           "translations": [{"text": TEXT, "score": SCORE}, ...]}
+           "translations": [{"text": TEXT, "score": SCORE}, ...]}, and "cut": true after a score if it was cut
 
 Two ways to make text for back-translation: --sample draws each token from the model; --noise drops words of the best
 translation (1 in 10), replaces others by <BLANK> (1 in 10), and moves words by up to 3 positions. Random choices depend
@@ -282,7 +283,7 @@ def load_translator(
         mbr=mbr,
         tags=info.direction.tags,
         max_batch_tokens=arguments.batch_tokens,
-        split_over=choose_split_over(arguments.split_over, info.longest_source),
+        split_over=choose_split_over(arguments.split_over, info.split_over),
         longest_trained=info.longest_source,
     )
     return translator, info
@@ -380,7 +381,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
     add_direction_options(parser)
     add_decoding_options(parser)
-    add_split_option(parser, default="the longest source in the training")
+    add_split_option(parser, default="see above")
     parser.add_argument("--prefix", type=Path, metavar="F", help="beginnings of the translations, line by line")
     parser.add_argument("--closest-to", type=Path, metavar="F", help="write the hypothesis closest to F, line by line")
     parser.add_argument("--nbest", type=int, metavar="K", help="write the K best (default: the best, as plain text)")

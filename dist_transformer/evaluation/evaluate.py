@@ -202,13 +202,28 @@ def evaluate_model(
     return Evaluation(
         scores=scores,
         info=info,
-        notes=(*noted(count_notes(translations)), *_notes(tokenizer, test_set)),
+        notes=(
+            *noted(count_notes(translations)),
+            *_unsplit(translator, info, test_set.sources),
+            *_notes(tokenizer, test_set),
+        ),
         hypotheses=hypotheses,
         split_over=split_over,
         mbr=mbr,
         split_sentences=sum(translation.split is not None for translation in translations),
         seconds=seconds,
         world_size=world_size(),
+    )
+
+
+def _unsplit(translator: Translator, info: ModelInfo, sources: Sequence[str]) -> tuple[str, ...]:
+    """Note the lines that `translate` would split, unless `split_over` was given."""
+    if translator.split_over is not None or not (count := translator.count_splits(sources, info.split_over)):
+        return ()
+    lines = "line stands" if count == 1 else "lines stand"
+    return (
+        f"{count:,} {lines} as in the file, for scores like published ones; translate splits such lines at their "
+        f"sentences: --split-over {info.split_over or 1} does so here",
     )
 
 

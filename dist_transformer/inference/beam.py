@@ -80,6 +80,8 @@ class Hypothesis:
     """Score log_probability / lp(len(tokens) + 1)."""
     log_probability: float
     """Log probability of the tokens and the `</s>`."""
+    is_cut: bool = False
+    """Whether it has the maximum length, where another token was more probable than `</s>`."""
 
 
 def beam_search(
@@ -141,6 +143,8 @@ class _Beams:
     """Lengths that count the `</s>`, which is not stored."""
     ended_logp_Nk: torch.Tensor
     ended_score_Nk: torch.Tensor
+    ended_cut_Nk: torch.Tensor
+    """1 if the hypothesis was cut at the maximum length, otherwise 0."""
     limit_N: torch.Tensor
     """Maximum tokens of an output, without `</s>`."""
 
@@ -157,6 +161,7 @@ class _Beams:
             ended_length_Nk=full(0, beam_size),
             ended_logp_Nk=full(-torch.inf, beam_size, dtype=torch.float32),
             ended_score_Nk=full(-torch.inf, beam_size, dtype=torch.float32),
+            ended_cut_Nk=full(0, beam_size),
             limit_N=full(0),
         )
 
@@ -250,7 +255,7 @@ class _Search:
         is_first = self.state.end == 0 and 2 * beam <= self.model.config.output_size
         rows = 1 if is_first else beam
         hidden_BD = self.model.decode_step(beams.last_Nk[:, :rows].flatten(), self.state)
-        logp_Nc, parent_Nc, token_Nc = best_extensions(
+        logp_Nc, parent_Nc, token_Nc, is_cut_Nc = best_extensions(
             self.model,
             hidden_BD,
             beams.alive_logp_Nk[:, :rows],
@@ -261,7 +266,7 @@ class _Search:
             allowed_BV=None if self.tracker is None else self.tracker.allowed(positions_N, rows=rows),
         )
         is_end_Nc = token_Nc == EOS_ID
-        self._add_ended(logp_Nc, parent_Nc, is_end_Nc)
+        self._add_ended(logp_Nc, parent_Nc, is_end_Nc, is_cut_Nc)
 
         # A stable sort by "ends" leaves the others in front, in their order.
         order_Nk = is_end_Nc.byte().sort(dim=1, stable=True).indices[:, :beam]
@@ -276,7 +281,9 @@ class _Search:
         self.state.end_step(parent_Nk)
         self._give_up()
 
-    def _add_ended(self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor) -> None:
+    def _add_ended(
+        self, logp_Nc: torch.Tensor, parent_Nc: torch.Tensor, is_end_Nc: torch.Tensor, is_cut_Nc: torch.Tensor
+    ) -> None:
         """Let candidates that end compete with the hypotheses that ended before."""
         beams = self.beams
         length_N1 = (self.state.positions_N + 1).unsqueeze(1)
@@ -287,6 +294,7 @@ class _Search:
         beams.ended_logp_Nk.copy_(torch.cat([beams.ended_logp_Nk, logp_Nc], dim=1).gather(1, order_Nk))
         lengths = torch.cat([beams.ended_length_Nk, length_N1.expand_as(parent_Nc)], dim=1)
         beams.ended_length_Nk.copy_(lengths.gather(1, order_Nk))
+        beams.ended_cut_Nk.copy_(torch.cat([beams.ended_cut_Nk, is_cut_Nc.long()], dim=1).gather(1, order_Nk))
         alive_NkT, ended_NkT = (tokens_NkC[:, :, : self.state.end] for tokens_NkC in (beams.alive_NkC, beams.ended_NkC))
         ended_NkT.copy_(_rows(torch.cat([ended_NkT, _rows(alive_NkT, parent_Nc)], dim=1), order_Nk))
 
@@ -302,12 +310,15 @@ class _Search:
 
     def _collect(self, slots: np.ndarray) -> None:
         rows, beams = torch.from_numpy(slots).to(self.device), self.beams
-        columns = (beams.ended_NkC, beams.ended_length_Nk, beams.ended_score_Nk, beams.ended_logp_Nk)
-        tokens, lengths, scores, logps = (column[rows, : self.settings.nbest].tolist() for column in columns)
+        ended = (beams.ended_NkC, beams.ended_length_Nk, beams.ended_cut_Nk)
+        columns = (*ended, beams.ended_score_Nk, beams.ended_logp_Nk)
+        tokens, lengths, cuts, scores, logps = (column[rows, : self.settings.nbest].tolist() for column in columns)
         for i, sentence in enumerate(self.sentence_of_slot[slots]):
             self.results[sentence] = [
-                Hypothesis(tokens=row[: length - 1], score=score, log_probability=logp)
-                for row, length, score, logp in zip(tokens[i], lengths[i], scores[i], logps[i], strict=True)
+                Hypothesis(tokens=row[: length - 1], score=score, log_probability=logp, is_cut=bool(cut))
+                for row, length, cut, score, logp in zip(
+                    tokens[i], lengths[i], cuts[i], scores[i], logps[i], strict=True
+                )
                 if score > -torch.inf
             ]
         self.sentence_of_slot[slots] = _IDLE

@@ -30,7 +30,7 @@ def best_extensions(
     never: torch.Tensor,
     ends_only_N: torch.Tensor,
     allowed_BV: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Select the `count` most probable extensions of each sentence's k hypotheses.
 
     Extensions of equal probability are ordered by hypothesis, then by token.
@@ -45,8 +45,9 @@ def best_extensions(
         ends_only_N: bool; sentences whose hypotheses have the maximum length and may only take `</s>`.
 
     Returns:
-        Log probability with the extension, hypothesis and token, each of shape (N, count). If there are fewer
-        extensions, the rest has a log probability of -inf.
+        Log probability with the extension, hypothesis, token, and whether the hypothesis must end although another
+        token is more probable than `</s>`; each of shape (N, count). If there are fewer extensions, the rest has a log
+        probability of -inf.
     """
     sentences, beam = alive_logp_Nk.shape
     vocabulary = model.config.output_size
@@ -63,11 +64,14 @@ def best_extensions(
     value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
     value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)
     end_Nk = end_B.view(sentences, beam)
+    is_cut_Nk = ends_only_N.unsqueeze(1) & (token_NkX[:, :, 0] != EOS_ID)
     value_NkX, token_NkX = _replace_by_ends(value_NkX, token_NkX, end_Nk, ends_only_N)
     # The best of a sentence are among the best of its hypotheses.
     value_NX, order_NX = (value_NkX + alive_logp_Nk.unsqueeze(2)).flatten(1).sort(dim=1, descending=True, stable=True)
     order_Nc = order_NX[:, :count]
-    return value_NX[:, :count], order_Nc // value_NkX.shape[2], token_NkX.flatten(1).gather(1, order_Nc)
+    parent_Nc = order_Nc // value_NkX.shape[2]
+    token_Nc = token_NkX.flatten(1).gather(1, order_Nc)
+    return value_NX[:, :count], parent_Nc, token_Nc, is_cut_Nk.gather(1, parent_Nc)
 
 
 def _compiles(hidden: torch.Tensor) -> bool:

@@ -23,7 +23,8 @@ def read_joint_info(
 
     Returns:
         The info of the only model. For an ensemble, the first one's, but `corpus` names the data of all models,
-        `longest_source` is the shortest that is known, and there are no `steps`, because no weights are averaged.
+        `longest_source` and `several_sentences` are the least that is known, and there are no `steps`, because no
+        weights are averaged.
 
     Raises:
         UserError: a folder has no model, lacks the direction, or differs from the first one in vocabulary or direction.
@@ -49,6 +50,9 @@ def read_joint_info(
         synthetic=any(info.synthetic for info in infos),
         steps=(),
         longest_source=min((info.longest_source for info in infos if info.longest_source is not None), default=None),
+        several_sentences=min(
+            (info.several_sentences for info in infos if info.several_sentences is not None), default=None
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, overload
@@ -104,13 +104,13 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
-        prefixes: str | Sequence[str] | None = ...,
+        prefixes: str | Iterable[str] | None = ...,
     ) -> str: ...
 
     @overload
     def translate(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         beam: int = ...,
         nbest: None = ...,
@@ -118,13 +118,13 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
-        prefixes: str | Sequence[str] | None = ...,
+        prefixes: str | Iterable[str] | None = ...,
     ) -> list[str]: ...
 
     @overload
     def translate(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         beam: int = ...,
         nbest: int,
@@ -132,13 +132,13 @@ class TrainedModel:
         max_extra_tokens: int = ...,
         batch_tokens: int | None = ...,
         split_over: int | Literal["no"] | None = ...,
-        prefixes: str | Sequence[str] | None = ...,
+        prefixes: str | Iterable[str] | None = ...,
     ) -> list[list[ScoredText]]: ...
 
     @known_parameters
     def translate(
         self,
-        lines: str | Sequence[str],
+        lines: str | Iterable[str],
         *,
         beam: int = 4,
         nbest: int | None = None,
@@ -146,12 +146,13 @@ class TrainedModel:
         max_extra_tokens: int = 50,
         batch_tokens: int | None = None,
         split_over: int | Literal["no"] | None = None,
-        prefixes: str | Sequence[str] | None = None,
+        prefixes: str | Iterable[str] | None = None,
     ) -> str | list[str] | list[list[ScoredText]]:
         """Translate lines by beam search, as the command `translate` does.
 
         Args:
-            lines: a str for one line, which returns a str, or a list of lines; a blank line gives a blank one.
+            lines: a str, which returns a str with as many lines, or a list or other iterable of lines; a blank line
+                gives a blank one.
             beam: living hypotheses of the search; 1 is greedy.
             nbest: return the best `nbest` translations per line, best first, with their scores: log p divided by
                 ((5 + length) / 6) to the power of `length_penalty`.
@@ -159,14 +160,17 @@ class TrainedModel:
             max_extra_tokens: maximum number of tokens that an output has more than its source.
             batch_tokens: padded source tokens of a batch times beam; None: a default for the device.
             split_over: lines of several sentences with more tokens are split at the ends of the sentences, and a
-                warning counts them. None: those with more than any source in the training; `no`: only lines that are
-                too long for the model.
-            prefixes: text that each translation begins with, as the target vocabulary normalizes it: a str for one
-                line, or a list, with an empty one for no prefix. It may end inside a word. A line with a prefix is
-                translated as a whole.
+                warning counts them. None: all, if the model was trained on less than 2% of such lines, otherwise those
+                with more than any source in the training; `no`: only lines that are too long for the model.
+            prefixes: text that each translation begins with, as the target vocabulary normalizes it: a str for the
+                lines of a str, or a list, with an empty one for no prefix. It may end inside a word. A line whose
+                prefix has several sentences is translated as a whole.
+
+        A warning counts the translations that were cut at the maximum length, too.
 
         Raises:
-            UserError: a setting out of range, or weights that are not finite, or a prefix that does not fit its line.
+            UserError: lines or prefixes that are no text of one line each, a setting out of range, or weights that are
+                not finite, or a prefix that does not fit its line.
         """
         settings = BeamSettings(
             beam_size=beam,
@@ -175,16 +179,17 @@ class TrainedModel:
             nbest=1 if nbest is None else nbest,
         )
         translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over)
-        found = _translated(translator, _as_list(lines), prefixes=None if prefixes is None else _as_list(prefixes))
+        begun = prefixes.split("\n") if isinstance(prefixes, str) else prefixes
+        found = _translated(translator, lines.split("\n") if isinstance(lines, str) else lines, prefixes=begun)
         if nbest is not None:
             return found
         texts = [hypotheses[0].text for hypotheses in found]
-        return texts[0] if isinstance(lines, str) else texts
+        return "\n".join(texts) if isinstance(lines, str) else texts
 
     @known_parameters
     def sample(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         samples: int = 1,
         distinct: bool = False,
@@ -197,7 +202,7 @@ class TrainedModel:
         max_extra_tokens: int = 50,
         batch_tokens: int | None = None,
         split_over: int | Literal["no"] | None = None,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
     ) -> list[list[ScoredText]]:
         """Draw translations of lines from the model, as the command `translate --sample` does.
 
@@ -215,7 +220,6 @@ class TrainedModel:
         Raises:
             UserError: `translate` would raise it.
         """
-        _refuse_text(lines=lines)
         sampling = SamplingSettings(
             seed=seed,
             top_k=top_k,
@@ -232,7 +236,7 @@ class TrainedModel:
     @known_parameters
     def mbr(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         samples: int,
         utility: Utility = "chrf",
@@ -242,7 +246,7 @@ class TrainedModel:
         max_extra_tokens: int = 50,
         batch_tokens: int | None = None,
         split_over: int | Literal["no"] | None = None,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
     ) -> list[list[ScoredText]]:
         """Choose among samples of each line by their expected utility, as the command `translate --mbr` does.
 
@@ -257,7 +261,6 @@ class TrainedModel:
         Raises:
             UserError: `translate` would raise it.
         """
-        _refuse_text(lines=lines)
         language = self.info.target_language
         mbr = MbrSettings(samples=samples, utility=utility, language=language, seed=seed, epsilon=epsilon, nbest=nbest)
         settings = BeamSettings(max_extra_tokens=max_extra_tokens)
@@ -282,19 +285,19 @@ class TrainedModel:
             mbr=mbr,
             tags=self.info.direction.tags,
             max_batch_tokens=batch_tokens,
-            split_over=choose_split_over(split_over, self.info.longest_source),
+            split_over=choose_split_over(split_over, self.info.split_over),
             longest_trained=self.info.longest_source,
             products=self._products,
         )
 
     @known_parameters
-    def score(self, src: Sequence[str], tgt: Sequence[str], *, batch_tokens: int | None = None) -> list[PairScore]:
+    def score(self, src: Iterable[str], tgt: Iterable[str], *, batch_tokens: int | None = None) -> list[PairScore]:
         """Compute log p(tgt[i] | src[i]) as a sum and per token, in natural logarithms.
 
         Raises:
             UserError: the lists differ in length, or a line has more tokens than the model has room for.
         """
-        _refuse_text(src=src, tgt=tgt)
+        src, tgt = _as_lines("src", src), _as_lines("tgt", tgt)
         if len(src) != len(tgt):
             raise UserError(f"src and tgt must have the same number of lines ({len(src):,} and {len(tgt):,})")
         return score_pairs(
@@ -333,21 +336,32 @@ class TrainedModel:
 
 
 def _translated(
-    translator: Translator, lines: Sequence[str], *, prefixes: Sequence[str] | None
+    translator: Translator, lines: Iterable[str], *, prefixes: Iterable[str] | None
 ) -> list[list[ScoredText]]:
-    translations = translator.translate(lines, prefixes=prefixes)
+    begun = None if prefixes is None else _as_lines("prefixes", prefixes)
+    translations = translator.translate(_as_lines("lines", lines), prefixes=begun)
     for note in noted(count_notes(translations)):
         # Of the line that called the method, past `known_parameters`.
         warnings.warn(note, stacklevel=4)
     return [list(translation.hypotheses) for translation in translations]
 
 
-def _as_list(texts: str | Sequence[str]) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _as_lines(name: str, values: Iterable[str]) -> list[str]:
+    """Make a list of lines; a line may end with a line break, as lines of a file do.
 
-
-def _refuse_text(**arguments: object) -> None:
-    """Refuse a str where a list of lines is expected: Python would read it as a list of characters."""
-    for name, value in arguments.items():
-        if isinstance(value, str):
-            raise UserError(f"{name} is a string: pass a list of lines")
+    Raises:
+        UserError: the argument `name` is something else.
+    """
+    # Python would read a str as a list of characters.
+    if isinstance(values, str | bytes):
+        raise UserError(f"{name} is a {'string' if isinstance(values, str) else 'bytes object'}: pass a list of lines")
+    try:
+        lines = list(values)
+    except TypeError:
+        raise UserError(f"{name} is {values!r:.60}: pass a list of lines") from None
+    for place, line in enumerate(lines):
+        if not isinstance(line, str):
+            raise UserError(f"{name}[{place}] is {line!r:.60}, which is not a str: pass text, or leave it out")
+        if "\n" in line.rstrip("\r\n"):
+            raise UserError(f"{name}[{place}] has several lines: pass them one by one, as text.split('\\n') gives them")
+    return lines

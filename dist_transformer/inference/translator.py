@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
@@ -17,7 +18,7 @@ from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling.mbr import MbrSettings, choose
 from dist_transformer.inference.sampling.sampling import SamplingSettings, sample_several
 from dist_transformer.inference.scoring import not_finite
-from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_sentences, split_text
+from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
@@ -33,14 +34,16 @@ class ScoredText:
     score: float
     tokens: tuple[int, ...]
     """Ids without special tokens; for a split line, those of all parts."""
+    is_cut: bool = False
+    """Whether it, or a part of it, reached the maximum length and would have continued."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """Note about a line that was too long to translate as a whole."""
+    """Note about a line that was not translated as a whole."""
 
     limit: int
-    """Maximum tokens of a source that is translated as a whole."""
+    """Maximum tokens of a source that is translated as a whole; 0: every line is split at its sentences."""
     parts: int
     """Number of parts that were translated one by one and joined."""
 
@@ -55,6 +58,10 @@ class Translation:
     split: Split | None = None
     beyond_training: bool = False
     """Whether the line, or a part of it, is longer than anything that the model was trained on."""
+    whole_for_prefix: bool = False
+    """Whether a line that would be split was translated as a whole, because its prefix has several sentences."""
+    max_extra_tokens: int = 0
+    """Tokens that the longest output has more than its source."""
 
     @property
     def text(self) -> str:
@@ -63,10 +70,19 @@ class Translation:
     @property
     def notes(self) -> Iterator[str]:
         """Facts that a reader of the translation needs: ends of sentences that begin with a number of lines."""
-        if self.split is not None:
+        if self.split is not None and self.split.limit == 0:
+            yield "of several sentences: translated sentence by sentence, as the model was trained"
+        elif self.split is not None:
             yield f"of more than {self.split.limit:,} tokens: translated in parts, cut between sentences if possible"
         if self.beyond_training:
             yield "with a sentence that is longer than any in the training: check the translation"
+        if self.whole_for_prefix:
+            yield "translated as a whole for a prefix of several sentences: check that no sentence is missing"
+        if any(one.is_cut for one in self.hypotheses):
+            yield (
+                f"with a translation that was cut at the limit of source + {self.max_extra_tokens} tokens, or of the "
+                "model's positions: check the line, raise max_extra_tokens, or train the model longer"
+            )
 
 
 def count_notes(translations: Iterable[Translation]) -> Counter[str]:
@@ -88,6 +104,8 @@ class _Sources:
     """Sources of each line: none, the line, or its parts."""
     prefixes: list[Prefix | None]
     """Beginning of the output of each source."""
+    whole_for_prefix: set[int]
+    """Numbers of the lines that would be split without their prefix."""
 
 
 _EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
@@ -107,7 +125,7 @@ class Translator:
         max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
             default for the device.
         split_over: lines of several sentences with more tokens, tags included, are split at the ends of the sentences,
-            which are translated one by one and joined. None: only those above `max_source_tokens`.
+            which are translated one by one and joined; 0: all lines. None: only those above `max_source_tokens`.
         longest_trained: tokens of the longest source that the model was trained on; None if this is not known.
         max_source_tokens: all longer lines are split (`split_text`), also inside of sentences. None: as many as leave
             positions for an output of `max_extra_tokens` more, but at least half of the positions.
@@ -143,8 +161,8 @@ class Translator:
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
         self.split_over, self.longest_trained = split_over, longest_trained
-        if split_over is not None and split_over < 1:
-            raise UserError(f"split_over is {split_over}: it must be above 0")
+        if split_over is not None and split_over < 0:
+            raise UserError(f"split_over is {split_over}: it must be 0 or more")
         if self.max_batch_tokens < 1:
             raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: it must be above 0")
         if not LEAST_LIMIT <= self.max_source_tokens <= positions:
@@ -162,7 +180,8 @@ class Translator:
         Args:
             first: number of the first line, from 0, if the lines are a part of a longer text.
             prefixes: text that the translation of each line begins with, as the target vocabulary normalizes it; blank
-                for no prefix. A line with a prefix is translated as a whole.
+                for no prefix. Of a line that is split, the first part has the prefix; if the prefix has several
+                sentences, the line is translated as a whole.
 
         Raises:
             UserError: there are more or fewer prefixes than lines; or a prefix has characters that the vocabulary
@@ -194,7 +213,7 @@ class Translator:
     def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
         """Return everything to decode."""
         beginnings = self._prefixes(lines, first, prefixes)
-        sources = _Sources([], [], [])
+        sources = _Sources([], [], [], set())
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         lines = [self.tokenizer.source.clean(line) for line in lines]
         encoded_lines = self.tokenizer.source.encode_batch(lines)
@@ -206,10 +225,14 @@ class Translator:
                         f"line {number:,} has a prefix and {len(ids):,} tokens, and lines of more than "
                         f"{self.max_source_tokens:,} are translated in parts: split the line, or leave its prefix empty"
                     )
-                parts = [line] if beginning is not None else self._parts(line, len(ids))
+                parts = self._parts(line, len(ids), self.split_over)
+                several = prefixes is not None and has_several_sentences(prefixes[number - first - 1])
+                if beginning is not None and several and len(parts) > 1:
+                    sources.whole_for_prefix.add(len(sources.places))
+                    parts = [line]
                 encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
                 sources.ids.extend([*self.tag_ids, *part] for part in encoded)
-                sources.prefixes.extend([beginning] * len(encoded))
+                sources.prefixes.extend([beginning, *[None] * (len(encoded) - 1)])
             elif beginning is not None:
                 raise UserError(f"line {number:,} is blank and has a prefix: leave its prefix empty, or fill the line")
             sources.places.append(range(start, len(sources.ids)))
@@ -243,11 +266,19 @@ class Translator:
             encoded.append(prefix)
         return encoded
 
-    def _parts(self, line: str, tokens: int) -> list[str]:
+    def count_splits(self, lines: Sequence[str], split_over: int | None) -> int:
+        """Count the lines that are translated as they stand and would be split with another `split_over`."""
+        cleaned = [self.tokenizer.source.clean(line) for line in lines]
+        return sum(
+            len(self._parts(line, len(ids), self.split_over)) <= 1 < len(self._parts(line, len(ids), split_over))
+            for line, ids in zip(cleaned, self.tokenizer.source.encode_batch(cleaned), strict=True)
+        )
+
+    def _parts(self, line: str, tokens: int, split_over: int | None) -> list[str]:
         """Return what is translated one by one: the line, its sentences if it is long, or smaller parts."""
         if tokens > self.max_source_tokens:
             return split_text(line, self.tokenizer.source, self.max_source_tokens)
-        if self.split_over is None or len(self.tag_ids) + tokens <= self.split_over:
+        if split_over is None or len(self.tag_ids) + tokens <= split_over:
             return [line]
         sentences = split_sentences(line)
         return sentences if len(sentences) > 1 else [line]
@@ -276,7 +307,9 @@ class Translator:
                     raise not_finite("a translation")
                 texts = (self._text_of(hypothesis.tokens) for hypothesis in hypotheses)
                 decoded[i] = tuple(
-                    ScoredText(text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens))
+                    ScoredText(
+                        text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens), is_cut=hypothesis.is_cut
+                    )
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
                 )
                 if self.mbr is not None:
@@ -317,14 +350,16 @@ class Translator:
         return _one_line(self.tokenizer.target.decode(tokens))
 
     def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
-        limit = min(self.max_source_tokens, self.split_over or self.max_source_tokens)
+        limit = self.max_source_tokens if self.split_over is None else min(self.max_source_tokens, self.split_over)
         return [
             Translation(
                 hypotheses=_joined([decoded[i] for i in parts]) if parts else _EMPTY,
                 split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
                 beyond_training=any(len(sources.ids[i]) > (self.longest_trained or len(sources.ids[i])) for i in parts),
+                whole_for_prefix=line in sources.whole_for_prefix,
+                max_extra_tokens=self.settings.max_extra_tokens,
             )
-            for parts in sources.places
+            for line, parts in enumerate(sources.places)
         ]
 
 
@@ -337,6 +372,7 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
             text=join_texts([one.text for one in alike]),
             score=sum(one.score for one in alike) / len(alike),
             tokens=tuple(token for one in alike for token in one.tokens),
+            is_cut=any(one.is_cut for one in alike),
         )
         for alike in zip(*parts, strict=False)
     )

@@ -71,9 +71,14 @@ def load_models(
     for paths in served:
         name = " + ".join(itertools.islice(names, len(paths)))
         model, tokenizer, info = load_joint(paths, device, dtype, in_int8, direction=direction, tags=tags)
-        longest = info.longest_source
         translator = Translator(
-            model, tokenizer, device, settings, tags=info.direction.tags, split_over=longest, longest_trained=longest
+            model,
+            tokenizer,
+            device,
+            settings,
+            tags=info.direction.tags,
+            split_over=info.split_over,
+            longest_trained=info.longest_source,
         )
         models.append(ServedModel(name=name, info=info, translator=translator))
     return models
@@ -99,8 +104,9 @@ def translate(model: ServedModel, text: str, prefix: str = "") -> dict[str, Any]
 
     Returns:
         `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is `</s>`;
-        `source_pieces`; `split`, which is None unless the text was too long to translate whole; `beyond_training`, if a
-        sentence is longer than any in the training; `has_maps`, which an ensemble never has.
+        and `cut`, if it ended at the maximum length; `source_pieces`; `split`, which is None unless the text was split;
+        `beyond_training`, if a sentence is longer than any in the training; `whole_for_prefix`, if the text was not
+        split because of its prefix; `has_maps`, which an ensemble never has.
 
     Raises:
         UserError: the vocabulary leaves nothing of the text, or the prefix does not fit, or the model's numbers are not
@@ -118,11 +124,13 @@ def translate(model: ServedModel, text: str, prefix: str = "") -> dict[str, Any]
         "source_pieces": readable_pieces(tokenizer.source, source),
         "split": None if split is None else {"parts": split.parts, "limit": split.limit},
         "beyond_training": translation.beyond_training,
+        "whole_for_prefix": translation.whole_for_prefix,
         "has_maps": split is None and longest < LONGEST_MAP and isinstance(model.translator.model, Transformer),
         "hypotheses": [
             {
                 "text": found.text,
                 "score": round(found.score, 4),
+                "cut": found.is_cut,
                 "tokens": found.tokens,
                 "pieces": readable_pieces(tokenizer.target, found.tokens),
             }

@@ -148,6 +148,7 @@ def assemble(
         marks=tuple(folder.index.marks for folder in data.of_directions),
         # Without the special token.
         longest_source=data.collator.sizes.max_lengths[0] - 1,
+        several_sentences=data.several_sentences(),
         run=identity,
         engine=engine,
         progress=progress,

@@ -58,6 +58,8 @@ class Saver:
     """Marks of the languages of each direction."""
     longest_source: int
     """Tokens of the longest source of the training, tags included."""
+    several_sentences: float
+    """Share of the sources of the training that have more than one sentence."""
     run: str
     """Identity of the run, for weight files."""
     engine: Engine
@@ -122,6 +124,7 @@ class Saver:
             "corpus": self.index.corpus,
             "synthetic": self.index.synthetic,
             "longest_source": self.longest_source,
+            "several_sentences": self.several_sentences,
             "run": self.run,
             "train_seconds": self.progress.train_seconds,
         }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -93,6 +94,14 @@ def test_what_is_not_translated_as_it_stands_is_a_warning(model: TrainedModel) -
         assert model.translate(lines, max_extra_tokens=5, split_over=9) == texts
 
 
+def test_lines_may_come_in_any_iterable_and_a_text_of_lines_keeps_them(model: TrainedModel) -> None:
+    lines = ["The man sees the dog.", "", "A woman"]
+    texts = model.translate(lines, max_extra_tokens=5)
+    for given in (tuple(lines), (f"{line}\n" for line in lines), np.array(lines)):
+        assert model.translate(given, max_extra_tokens=5) == texts
+    assert model.translate("\n".join(lines), max_extra_tokens=5) == "\n".join(texts)
+
+
 def test_nbest_scores_are_those_of_score(model: TrainedModel) -> None:
     """A hypothesis scores log p / ((5 + length) / 6)^0.6, where the length counts `</s>`."""
     source = "a"
@@ -130,6 +139,12 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
     long = "dog " * 5000
     cases = [
         (lambda: model.score("a", ["b"]), "src is a string: pass a list of lines"),
+        (lambda: model.score(["a"], ["b", None]), "tgt[1] is None, which is not a str: pass text, or leave it out"),
+        (lambda: model.sample(["a", math.nan]), "lines[1] is nan, which is not a str"),
+        (lambda: model.mbr(3, samples=2), "lines is 3: pass a list of lines"),
+        (lambda: model.translate(None), "lines is None: pass a list of lines"),
+        (lambda: model.translate(["a", "b\nc"]), "lines[1] has several lines: pass them one by one"),
+        (lambda: model.translate(["a"], prefixes=[7]), "prefixes[0] is 7, which is not a str"),
         (lambda: model.score(["a"], []), "src and tgt must have the same number of lines (1 and 0)"),
         (lambda: model.attention("a", long), "the model has room for"),
         (lambda: model.translate(["a"], nbest=0), "nbest"),

@@ -103,6 +103,9 @@ def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
     sources = [read_shard(toy_data.path / shard.file)[0] for shard in toy_data.index.train.shards]
     longest = max(source.lengths.max() for source in sources)
     assert described[20]["longest_source"] == alone["longest_source"] == longest
+    several = toy_data.index.several_sentences
+    assert several is not None
+    assert described[20]["several_sentences"] == alone["several_sentences"] == several / toy_data.index.train.pairs
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

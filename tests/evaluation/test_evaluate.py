@@ -1,6 +1,7 @@
 """Evaluation in this process: which scores lead, and what is said of them."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_eva
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
+from tests.small_model import restate
 
 Lines = tuple[list[str], list[str]]
 
@@ -34,9 +36,11 @@ def lowercased_folder(
     return folder
 
 
-def run(folder: Path, tmp_path: Path, references: list[str], lowercase: bool = False) -> Evaluation:
+def run(
+    folder: Path, tmp_path: Path, references: list[str], lowercase: bool = False, first: str = "the dog"
+) -> Evaluation:
     source, reference = tmp_path / "test.en", tmp_path / "test.de"
-    source.write_text("".join(f"the dog {i}\n" for i, _ in enumerate(references)), encoding="utf-8")
+    source.write_text("".join(f"{first} {i}\n" for i, _ in enumerate(references)), encoding="utf-8")
     reference.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
     settings = BeamSettings(beam_size=1, max_extra_tokens=5)
     return evaluate(
@@ -49,13 +53,18 @@ def run(folder: Path, tmp_path: Path, references: list[str], lowercase: bool = F
     )
 
 
+def notes_of(evaluation: Evaluation) -> list[str]:
+    """Notes without that of outputs that were cut, as a random model's are."""
+    return [note for note in evaluation.notes if "a translation that was cut" not in note]
+
+
 def test_case_counts_for_a_model_that_keeps_it(model_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
     evaluation = run(model_folder, tmp_path, toy_lines[1][:5])
     assert "case:mixed" in evaluation.scores.bleu.signature
-    assert evaluation.notes == ()
+    assert notes_of(evaluation) == []
     evaluation = run(model_folder, tmp_path, toy_lines[1][:5], lowercase=True)
     assert "case:lc" in evaluation.scores.bleu.signature
-    assert evaluation.notes == ()
+    assert notes_of(evaluation) == []
 
 
 def test_case_is_ignored_for_a_model_without(lowercased_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
@@ -64,8 +73,8 @@ def test_case_is_ignored_for_a_model_without(lowercased_folder: Path, tmp_path: 
     assert evaluation.scores.bleu_tokenized is not None
     for score in (evaluation.scores.bleu, evaluation.scores.bleu_tokenized, evaluation.scores.chrf):
         assert "case:lc" in score.signature
-    assert [note.partition(":")[0] for note in evaluation.notes] == ["lowercased model, references with capitals"]
-    assert len(f"note: {evaluation.notes[0]}") <= 80
+    assert [note.partition(":")[0] for note in notes_of(evaluation)] == ["lowercased model, references with capitals"]
+    assert len(f"note: {notes_of(evaluation)[0]}") <= 80
     write_evaluation(evaluation, tmp_path / "result.json")
     report = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert report["notes"] == list(evaluation.notes)
@@ -73,7 +82,23 @@ def test_case_is_ignored_for_a_model_without(lowercased_folder: Path, tmp_path: 
     assert report["signature"] == report["signatures"]["bleu_lowercase"]
 
 
+def test_lines_stand_as_in_the_file_and_those_that_translate_splits_are_counted(
+    model_folder: Path, tmp_path: Path, toy_lines: Lines
+) -> None:
+    before = run(model_folder, tmp_path, toy_lines[1][:5], first="A man. A dog")
+    folder = shutil.copytree(model_folder, tmp_path / "captions")
+    restate(folder, several_sentences=0.0)
+    found = run(folder, tmp_path, toy_lines[1][:5], first="A man. A dog")
+    assert found.hypotheses == before.hypotheses
+    assert [note for note in found.notes if note not in before.notes] == [
+        "5 lines stand as in the file, for scores like published ones; translate splits such lines at their "
+        "sentences: --split-over 1 does so here"
+    ]
+    # A random model's outputs do not end.
+    assert any("with a translation that was cut at the limit of source + 5 tokens" in note for note in found.notes)
+
+
 def test_references_without_capitals_need_no_note(lowercased_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
     evaluation = run(lowercased_folder, tmp_path, [line.lower() for line in toy_lines[1][:5]])
     assert "case:lc" in evaluation.scores.bleu.signature
-    assert evaluation.notes == ()
+    assert notes_of(evaluation) == []

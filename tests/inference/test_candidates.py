@@ -89,7 +89,7 @@ def test_extensions_against_the_whole_softmax(elements: int, compiles: bool, mon
     alive_logp_Nk = -torch.rand(3, 3)
     never = torch.tensor([0, 1, 2])
     with torch.no_grad():
-        value, hypothesis, token = best_extensions(
+        value, hypothesis, token, _ = best_extensions(
             model,
             hidden_BD,
             alive_logp_Nk,

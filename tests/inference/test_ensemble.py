@@ -181,6 +181,7 @@ def test_folders_are_loaded_as_one_model(folders: list[Path], toy_lines: Lines) 
     sources, targets = toy_lines[0][:4], toy_lines[1][:4]
     joint = dist_transformer.load(folders, device="cpu")
     assert (joint.info.corpus, joint.info.longest_source) == ("toy grammar, other grammar", 40)
+    assert (joint.info.several_sentences, joint.info.split_over) == (0.1, 40)
     assert joint.info.steps == ()
     direct = Ensemble([load_model(folder, CPU)[0] for folder in folders]).eval()
     ids = [joint.tokenizer.source.encode(line) for line in sources]

@@ -18,7 +18,7 @@ from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, beam_search
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes, PrefixTracker
 from dist_transformer.inference.sampling.sampling import SamplingSettings, sample
-from dist_transformer.inference.translator import Translator
+from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from tests.fake_cuda import fake_cuda
 from tests.inference.sampling.test_sampling import next_logp
@@ -255,11 +255,17 @@ def test_what_does_not_fit_is_refused_by_its_line(model: Transformer, tokenizer:
         translator.translate([line], prefixes=["Haus q"])
 
 
-def test_a_line_with_a_prefix_is_not_split(model: Transformer, tokenizer: Tokenizer) -> None:
-    translator = Translator(model, tokenizer, CPU, BeamSettings(max_extra_tokens=5), split_over=3)
+def test_the_first_sentence_has_the_prefix_of_a_line(model: Transformer, tokenizer: Tokenizer) -> None:
+    translator = Translator(model, tokenizer, CPU, BeamSettings(max_extra_tokens=5), split_over=0)
     line = "Ein Haus. Ein Hund."
-    split, whole = translator.translate([line, line], prefixes=["", "Haus"])
-    assert (split.split is not None, whole.split) == (True, None)
+    begun, whole = translator.translate([line, line], prefixes=["Haus", "Haus. Hund"])
+    first, second = translator.translate(["Ein Haus.", "Ein Hund."], prefixes=["Haus", ""])
+    assert begun.split == Split(limit=0, parts=2)
+    assert begun.text == " ".join(one.text for one in (first, second) if one.text)
+    # Where the second sentence of the prefix would begin is not known.
+    assert (whole.split, whole.text[:10]) == (None, "Haus. Hund")
+    note = "1 line translated as a whole for a prefix of several sentences: check that no sentence is missing"
+    assert note in noted(count_notes([begun, whole]))
 
 
 def test_a_step_of_slots_writes_the_same_memory(model: Transformer, tokenizer: Tokenizer) -> None:

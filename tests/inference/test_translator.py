@@ -1,3 +1,4 @@
+import json
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from dist_transformer.data.text.lines import decode_lines
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.files.formats import OutputFormat
 from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
@@ -91,7 +93,7 @@ def test_an_overlong_line_is_translated_sentence_by_sentence(make, toy_lines: Li
     assert len(translator.tokenizer.encode(" ".join(sentences))) > 109
     first, whole, last = translator.translate([sentences[0], " ".join(sentences), sentences[1]])
     assert whole.split == Split(limit=109, parts=12)
-    assert noted(count_notes([first, whole, last, whole])) == [
+    assert noted(count_notes([first, whole, last, whole]))[:1] == [
         "2 lines of more than 109 tokens: translated in parts, cut between sentences if possible"
     ]
     alone = translator.translate(sentences)
@@ -132,7 +134,7 @@ def test_a_line_longer_than_any_in_the_training_is_split_at_its_sentences(make, 
     # A single sentence is never cut for this.
     assert (whole.split, whole.beyond_training) == (None, True)
     assert first.text == alone[0].text
-    assert noted(count_notes([split, whole, first])) == [
+    assert noted(count_notes([split, whole, first]))[:2] == [
         f"1 line of more than {longest} tokens: translated in parts, cut between sentences if possible",
         "1 line with a sentence that is longer than any in the training: check the translation",
     ]
@@ -142,6 +144,50 @@ def test_a_line_longer_than_any_in_the_training_is_split_at_its_sentences(make, 
     unsplit = make(longest_trained=longest).translate([several, one_sentence])
     assert [(one.split, one.beyond_training) for one in unsplit] == [(None, True)] * 2
     assert unsplit[1].text == whole.text
+
+
+def test_every_line_of_several_sentences_is_split_above_0_tokens(make) -> None:
+    lines = ["A man. A dog!", "A man.", "", "Mr. Smith"]
+    two, *others = make(split_over=0).translate(lines)
+    alone = make().translate(["A man.", "A dog!"])
+    assert (two.text, two.split) == (" ".join(one.text for one in alone if one.text), Split(limit=0, parts=2))
+    assert [one.split for one in others] == [None] * 3
+    assert "1 line of several sentences: translated sentence by sentence, as the model was trained" in noted(
+        count_notes([two, *others])
+    )
+    assert make().count_splits(lines, 0) == 1
+    assert make(split_over=0).count_splits(lines, 0) == make().count_splits(lines, None) == 0
+
+
+@pytest.mark.parametrize("how", ["greedy", "samples"])
+def test_outputs_that_the_limit_cut_are_counted(
+    random_model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines, how: str
+) -> None:
+    """An output was cut if without the limit it is longer; one of just that length was not."""
+    sampling = SamplingSettings() if how == "samples" else None
+
+    def outputs(extra: int):  # type: ignore[no-untyped-def]
+        settings = BeamSettings(beam_size=1, max_extra_tokens=extra)
+        return Translator(
+            random_model, toy_tokenizer, torch.device("cpu"), settings, sampling=sampling, split_over=0
+        ).translate(lines)
+
+    lines = toy_lines[0][:60]
+    free = [
+        len(one.hypotheses[0].tokens) - len(toy_tokenizer.encode(line))
+        for one, line in zip(outputs(90), lines, strict=True)
+    ]
+    limit = min(extra for extra in free if extra >= 0)
+    cut = [extra > limit for extra in free]
+    assert True in cut
+    assert False in cut
+    found = outputs(limit)
+    assert [one.hypotheses[0].is_cut for one in found] == cut
+    (note,) = noted(count_notes(found))
+    assert note.startswith(f"{sum(cut)} lines with a translation that was cut at the limit of source + {limit} tokens")
+    written = OutputFormat(nbest="jsonl").text_of(0, found[cut.index(True)])
+    assert json.loads(written)["translations"][0]["cut"] is True
+    assert "cut" not in OutputFormat(nbest="jsonl").text_of(0, found[cut.index(False)])
 
 
 def test_a_text_of_100_000_characters_without_a_space(make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,12 @@ def test_a_served_model_splits_lines_longer_than_its_training(
     both, long = (translate(served, text) for text in (f"{first} {second} {first}", "word " * 35))
     assert (both["split"]["parts"], both["beyond_training"]) == (3, False)
     assert (long["split"], long["beyond_training"]) == (None, True)
+    restate(folder, several_sentences=0.0199)
+    (served,) = load_models([[folder]], CPU, torch.float32, settings=BeamSettings(max_extra_tokens=0))
+    two = translate(served, "A man. A dog.", "d")
+    assert two["split"] == {"parts": 2, "limit": 0}
+    assert two["hypotheses"][0]["text"].startswith("d")
+    assert any(one["cut"] for one in two["hypotheses"])
 
 
 def test_a_long_text_has_no_maps(served: ServedModel) -> None:

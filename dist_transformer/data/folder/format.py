@@ -234,6 +234,8 @@ class DataIndex(_Counts):
     """Training pairs that are also validation pairs; counted in `dropped` unless the user chose to keep them."""
     repeats: int
     """Kept training pairs that exactly repeat another one."""
+    several_sentences: int | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    """Kept training pairs whose source has more than one sentence; None in folders of older versions."""
     valid_held_out: bool
     """Whether the validation pairs were taken from the training text."""
     valid_dropped: dict[str, int]

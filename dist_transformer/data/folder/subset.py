@@ -52,6 +52,7 @@ def _write_index(folder: DataFolder, out: Path, *, train: SplitInfo, valid: Spli
         dropped={},
         overlap=0,
         repeats=0,
+        several_sentences=None,
         valid_dropped={},
         valid_held_out=False,
         valid_text=text,

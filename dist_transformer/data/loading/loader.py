@@ -22,6 +22,7 @@ from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Step, Window, resolve_budgets
+from dist_transformer.data.text.sentences import has_several_sentences
 
 # Past shards that stay in memory: 1,024 open files are a usual limit. 200 of 100,000 pairs are 2 GB.
 _PAST_SHARDS = 200
@@ -44,6 +45,8 @@ class TrainingData:
     """The opened data of a run."""
 
     folders: tuple[DataFolder, ...]
+    shares: tuple[float, ...]
+    """Share of each folder in the target tokens of the run."""
     budgets: Budgets
     plan: Planner
     skipped: tuple[int, ...]
@@ -67,6 +70,21 @@ class TrainingData:
         for folder in self.folders:
             found.setdefault(folder.index.direction.name, folder)
         return tuple(found.values())
+
+    def several_sentences(self) -> float:
+        """Return the share of the sources of the run that have more than one sentence.
+
+        For a folder of an older version it is that of its validation text.
+
+        Raises:
+            UserError: that text is damaged.
+        """
+        pairs = [
+            share * folder.index.train.pairs / folder.index.train.target_tokens
+            for share, folder in zip(self.shares, self.folders, strict=True)
+        ]
+        found = map(_several_sentences, self.folders)
+        return sum(weight * share for weight, share in zip(pairs, found, strict=True)) / sum(pairs)
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -169,11 +187,20 @@ def open_training_data(
     several = len(plans) > 1
     return TrainingData(
         folders=folders,
+        shares=shares,
         budgets=budgets,
         plan=Mixture(plans, shares) if several else plans[0],
         skipped=tuple(plan.skipped for plan in plans),
         collator=Collator(pairs if several else splits[0], budgets, packs_per_micro_batch=batch.packs_at_once),
     )
+
+
+def _several_sentences(folder: DataFolder) -> float:
+    index = folder.index
+    if index.several_sentences is not None:
+        return index.several_sentences / index.train.pairs
+    sources, _ = folder.valid_text()
+    return sum(map(has_several_sentences, sources)) / len(sources)
 
 
 def _shares(corpora: DataConfig, tokens: Sequence[int]) -> tuple[float, ...]:

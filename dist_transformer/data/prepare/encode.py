@@ -22,6 +22,7 @@ from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
+from dist_transformer.data.text.sentences import has_several_sentences
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer
 
@@ -60,11 +61,14 @@ class EncodeChunk:
         return f"encode-{self.chunk.name}"
 
     def run(self, progress: Progress) -> dict[str, Any]:
-        """Return the number of pairs for each reason, the tokens of the kept pairs, and unknown characters by side."""
+        """Return counts and unknown characters by side.
+
+        The counts are the pairs for each reason, and of the kept pairs the tokens and the sources of several sentences.
+        """
         tokenizer = load_vocabulary(tokenizer_path(self.work))
         rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
         sizes = self.chunk.sizes(self.work)[rows]
-        parts, empty_parts = [], []
+        parts, empty_parts, several_parts = [], [], []
         sides = (tokenizer.source, tokenizer.target)
         unknown: tuple[Counter[str], ...] = tuple(Counter() for _ in sides)
         for block in _blocks(sizes):
@@ -72,6 +76,7 @@ class EncodeChunk:
             parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
             blank = [list(map(side.is_blank, column)) for side, column in zip(sides, texts, strict=True)]
             empty_parts.append(np.any(blank, axis=0))
+            several_parts.append(np.fromiter(map(has_several_sentences, texts[0]), dtype=bool))
             for counted, side, column, ids in zip(unknown, sides, texts, parts[-1], strict=True):
                 counted.update(_unknown(side, column, ids))
             progress(len(texts[0]))
@@ -105,7 +110,8 @@ class EncodeChunk:
         tokens = sum(len(side.values) for pair in columns for side in pair)
         masks = (empty, too_long, unlike, in_validation, long_line)
         found = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
-        return {"counts": {**found, "tokens": tokens}, "unknown": unknown}
+        several = int(np.concatenate(several_parts)[kept[places]].sum())
+        return {"counts": {**found, "tokens": tokens, "several": several}, "unknown": unknown}
 
     def _sampled(
         self, sides: Sequence[Tokenizer], rows: np.ndarray, sizes: np.ndarray, best: Sequence[TokenLists]
@@ -144,12 +150,13 @@ def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Ite
 
 def encode_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
-) -> tuple[Counter[str], int]:
-    """Encode all chunks; return the number of pairs found for each reason, and the tokens of the kept pairs.
+) -> tuple[Counter[str], int, int]:
+    """Encode all chunks; return the number of pairs for each reason, and, of the kept pairs, the tokens and the sources
+    of several sentences.
 
     Collective: every rank must call it.
     """
-    total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens"), 0))
+    total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens", "several"), 0))
     unknown: list[Counter[str]] = [Counter(), Counter()]
 
     def collect(_: int, found: dict[str, Any]) -> None:
@@ -183,7 +190,7 @@ def encode_chunks(
             remedy = ": --byte-fallback or a higher --character-coverage keeps them" * learned
             report(_unknown_line(language, counted) + remedy)
     stated = [reason for reason in DROP_REASONS if reason != LONG_LINE or everywhere[reason]]
-    return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"]
+    return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"], everywhere["several"]
 
 
 def _unknown_line(language: str, counted: Counter[str]) -> str:

@@ -157,14 +157,16 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report), kinds=(_Validation,))
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
     ranks.lead(lambda: write_validation_keys(work, validation.pairs))
-    found, tokens = encode_chunks(runner, settings, chunks, validation.held_out, report)
+    found, tokens, several = encode_chunks(runner, settings, chunks, validation.held_out, report)
     overlap = found["in_validation"]
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(validation.held_out) - dropped.total()
     _require_pairs(kept, dropped, settings)
     repeats = count_repeats(runner, chunks, kept)
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
-    ranks.lead(lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats, report))
+    ranks.lead(
+        lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats, several, report)
+    )
 
 
 def _validation(
@@ -225,6 +227,7 @@ def _finish(
     dropped: Counter[str],
     overlap: int,
     repeats: int,
+    several: int,
     report: Report,
 ) -> None:
     """Complete the data folder. An interrupted preparation may have written some of its files."""
@@ -258,6 +261,7 @@ def _finish(
         dropped=dict(dropped),
         overlap=overlap,
         repeats=repeats,
+        several_sentences=several,
         valid_held_out=not settings.validation,
         valid_dropped={
             "empty": validation.empty,

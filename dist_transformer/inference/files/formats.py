@@ -2,7 +2,8 @@
 
 moses   NUMBER ||| TEXT ||| SCORE, one line per translation, best first
 tsv     NUMBER, RANK, SCORE and TEXT separated by tabs, one line per translation; a tab in a text becomes a space
-jsonl   {"line": NUMBER, "translations": [{"text": TEXT, "score": SCORE}, ...]}, one line per input line
+jsonl   {"line": NUMBER, "translations": [{"text": TEXT, "score": SCORE}, ...]}, one line per input line; a translation
+        that was cut at the maximum length has also "cut": true
 
 Numbers count input lines, and ranks a line's translations, from 0.
 """
@@ -54,7 +55,10 @@ class OutputFormat:
             case None:
                 return f"{translation.text}\n"
             case "jsonl":
-                found = [{"text": one.text, "score": round(one.score, 6)} for one in translation.hypotheses]
+                found = [
+                    {"text": one.text, "score": round(one.score, 6), **({"cut": True} if one.is_cut else {})}
+                    for one in translation.hypotheses
+                ]
                 return json.dumps({"line": number, "translations": found}, ensure_ascii=False) + "\n"
             case "tsv":
                 return "".join(_tsv(number, rank, one) for rank, one in enumerate(translation.hypotheses))

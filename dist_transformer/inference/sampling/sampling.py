@@ -193,7 +193,7 @@ class _Sampler:
     def run(self, length_penalty: float) -> list[Hypothesis]:
         count = len(self.limits)
         tokens: list[list[int]] = [[] for _ in range(count)]
-        total_N, sentences_N = np.zeros(count), np.arange(count)
+        total_N, sentences_N, is_cut_N = np.zeros(count), np.arange(count), np.zeros(count, dtype=bool)
         last_N = torch.full((count,), BOS_ID, device=self.device)
         step = 0
         while len(sentences_N):
@@ -201,13 +201,14 @@ class _Sampler:
             ends_only_N = torch.from_numpy(self.limits[sentences_N] <= step).to(self.device)
             positions_N = self.state.positions_N
             allowed_NV = None if self.tracker is None else self.tracker.allowed(positions_N, rows=1)
-            last_N, logp_N = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N, allowed_NV)
+            last_N, logp_N, is_cut = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N, allowed_NV)
             parents_N1 = torch.zeros_like(last_N).unsqueeze(1)
             if self.tracker is not None:
                 self.tracker.advance(positions_N, parents_N1, last_N.unsqueeze(1))
             self.state.end_step(parents_N1)
             drawn_N = last_N.cpu().numpy()
             total_N[sentences_N] += logp_N.double().cpu().numpy()
+            is_cut_N[sentences_N] = is_cut.cpu().numpy()
             kept_N = drawn_N != EOS_ID
             for sentence, token in zip(sentences_N[kept_N], drawn_N[kept_N], strict=True):
                 tokens[sentence].append(int(token))
@@ -222,8 +223,8 @@ class _Sampler:
             step += 1
         penalties = [((5 + len(one) + 1) / 6) ** length_penalty for one in tokens]
         return [
-            Hypothesis(tokens=one, score=float(total / penalty), log_probability=float(total))
-            for one, total, penalty in zip(tokens, total_N, penalties, strict=True)
+            Hypothesis(tokens=one, score=float(total / penalty), log_probability=float(total), is_cut=bool(is_cut))
+            for one, total, penalty, is_cut in zip(tokens, total_N, penalties, is_cut_N, strict=True)
         ]
 
     def _draw(
@@ -232,10 +233,13 @@ class _Sampler:
         numbers_N: torch.Tensor,
         ends_only_N: torch.Tensor,
         allowed_NV: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw tokens; return them and their log probabilities under the model, each of shape (N,)."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draw tokens; return them, their log probabilities under the model, and which ones replace another token.
+
+        Each has the shape (N,). At the maximum length, `</s>` replaces all others.
+        """
         rows = max(1, _ELEMENTS[self.device.type] // self.model.config.output_size)
-        tokens, values = [], []
+        tokens, values, cuts = [], [], []
         for start in range(0, len(hidden_ND), rows):
             part = slice(start, start + rows)
             logits_RV = self.model.project(hidden_ND[part], self.state.linear)
@@ -245,10 +249,11 @@ class _Sampler:
                 open_RV.masked_fill_(~allowed_NV[part], -torch.inf)
             token_R = draw(open_RV, numbers_N[part], self.settings)
             ends_R = ends_only_N[part]
+            cuts.append(ends_R & (token_R != EOS_ID))
             token_R = torch.where(ends_R, EOS_ID, token_R)
             tokens.append(token_R)
             values.append(logp_RV.gather(1, token_R.unsqueeze(1)).squeeze(1))
-        return torch.cat(tokens), torch.cat(values)
+        return torch.cat(tokens), torch.cat(values), torch.cat(cuts)
 
 
 def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:

@@ -90,12 +90,15 @@ _PLACE = _object(
 _MIXTURE = _object({"corpora": _list_of(_PLACE), "target_tokens": _list_of(_is_count)})
 _LEFT_OUT = _object(dict.fromkeys(("step", "corpus", "shard", "epoch", "window", "packs"), _is_count))
 # Checkpoints of the first versions lack these.
-_NEWER = ("validated_step", "ema_decay", "longest_source", "computed_source_tokens", "computed_target_tokens")
+_NEWER = (
+    *("validated_step", "ema_decay", "longest_source", "several_sentences"),
+    *("computed_source_tokens", "computed_target_tokens"),
+)
 _STATE: dict[str, Rule] = {
     **dict.fromkeys(("step", "skipped_steps", "skipped_in_a_row", "validations_since_best"), _is_count),
     **dict.fromkeys(("source_tokens", "target_tokens", "updates"), _is_count),
     **dict.fromkeys(("computed_source_tokens", "computed_target_tokens"), _is_count),
-    **dict.fromkeys(("validated_step", "ema_decay"), _is_amount),
+    **dict.fromkeys(("validated_step", "ema_decay", "several_sentences"), _is_amount),
     "longest_source": _is_count,
     "train_seconds": _is_amount,
     "ledger_chain": lambda value: isinstance(value, str) and _CHAIN.fullmatch(value) is not None,

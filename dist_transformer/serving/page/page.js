@@ -80,15 +80,21 @@ class Result {
 
   explain(place) {
     const { split, has_maps: hasMaps, synthetic, beyond_training: beyondTraining } = this.answer;
+    const { whole_for_prefix: wholeForPrefix, hypotheses } = this.answer;
     const notes = [];
     if (synthetic) notes.push("Trained on synthetic text: it knows the words of its grammar only.");
     if (split) {
-      notes.push(`The text has more than ${split.limit} word pieces: its ${split.parts} parts were translated one by ` +
-        "one, and attention is not shown.");
+      const why = split.limit ? `more than ${split.limit} word pieces` : "several sentences";
+      notes.push(`The text has ${why}: its ${split.parts} parts were translated one by one, and attention is not ` +
+        "shown.");
     } else if (!hasMaps) {
       notes.push(`Attention is shown for up to ${limits.longest_map} word pieces, and this sentence is longer.`);
     }
     if (beyondTraining) notes.push("A sentence is longer than any in the training: check its translation.");
+    if (wholeForPrefix) notes.push("The beginning has several sentences: check that no sentence is missing.");
+    if (hypotheses.some((hypothesis) => hypothesis.cut)) {
+      notes.push("A translation reached the maximum length and was cut.");
+    }
     show(place, notes.join(" "));
   }
 

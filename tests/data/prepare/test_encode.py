@@ -1,5 +1,6 @@
 """The vocabulary, and which pairs stay."""
 
+import dataclasses
 import os
 import re
 import unicodedata
@@ -10,7 +11,10 @@ import pytest
 import sacrebleu
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.settings import BatchConfig, DataConfig
+from dist_transformer.data.folder.format import write_index
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
 from dist_transformer.data.prepare.pipeline import prepare
@@ -40,6 +44,24 @@ def test_the_vocabulary_is_learned_from_a_seeded_sample(tmp_path: Path, monkeypa
     everything = learn_byte_bpe([text for pair in pairs for text in pair], vocab_size=400)
     assert DataFolder.open(tmp_path / "all").index.tokenizer_sha256 == everything.sha256 != expected.sha256
     assert "sample" not in "\n".join(report)
+
+
+def test_sources_of_several_sentences_are_counted_among_the_kept_pairs(tmp_path: Path) -> None:
+    """A run over several folders takes their mean; of a folder that does not state it, the validation text counts."""
+    two = [(f"It is w{i}. We stay.", f"Wort {i}") for i in range(30)]
+    valid = with_validation(tmp_path, [*two[:1], *corpus(3)])
+    index, _ = run(tmp_path, [*corpus(70), *two, ("A. B. C", ""), ("Is it? " * 99, "zu lang")], "new", **valid)
+    # One pair is in the validation text.
+    assert (index.several_sentences, index.train.pairs) == (29, 29 + 67)
+    run(tmp_path, corpus(60), "old", tokenizer=tmp_path / "new/tokenizer.json", **valid)
+    old = DataFolder.open(tmp_path / "old").index
+    assert old.several_sentences == 0
+    write_index(tmp_path / "old", dataclasses.replace(old, several_sentences=None))
+    lines = [weight * one.train.pairs / one.train.target_tokens for weight, one in ((1, index), (3, old))]
+    mean = (lines[0] * 29 / 96 + lines[1] * 0.25) / sum(lines)
+    for names, weights, share in ((["new"], (), 29 / 96), (["old"], (), 0.25), (["new", "old"], (1.0, 3.0), mean)):
+        corpora = DataConfig(data=tuple(str(tmp_path / name) for name in names), data_weights=weights)
+        assert open_training_data(corpora, BatchConfig(), seed=1).several_sentences() == pytest.approx(share)
 
 
 def test_smaller_vocabulary_is_reported(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""Ends of sentences in a text."""
+
+import itertools
+import re
+
+# Han, kana, and the signs written with them; there is no space between their sentences.
+_UNSPACED = "\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
+UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+# Signs that end a sentence, then closing quotes and brackets, then white space. Search takes linear time, because the
+# expression matches wherever its first sign occurs.
+_STOP = re.compile(r"""[.!?…。｡！？।॥؟۔።။។]+["'”’»›」』）)\]]*(?P<space>\s*)""")
+# These end a sentence even without white space after them; a full stop may be part of a number.
+_SURE_STOPS = frozenset("。｡！？।॥؟۔።။។")
+# Before a full stop, these end no sentence: titles, references and what introduces more; a single letter (J. S. Bach,
+# z. B.) and letters with full stops between them (e.g., u.a.); a number of one or two digits (am 3. Oktober).
+_ABBREVIATION = re.compile(
+    r"abb|abs|approx|bd|bsp|bzw|ca|capt|cf|dept|dipl|dr|eds|etw|evtl|ff|frl|ggf|gov|hr|ing|inkl|jr|lt|ltd|mio|mlle|mme"
+    r"|mr|mrd|mrs|ms|nr|pp|prof|resp|rev|sgt|sog|sra|st|tel|univ|vgl|vs|zzgl|(?:[^\W\d]\.)*[^\W\d]|\d{1,2}",
+    re.IGNORECASE,
+)
+_WORD_BEFORE = re.compile(r"""[^\s"'“‘„«‚(\[]*$""")
+# Longer than any abbreviation.
+_LOOK_BEHIND = 12
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut a text at the ends of its sentences. No part is blank, and they hold all of the text except white space.
+
+    A full stop ends no sentence after an abbreviation, an initial or a short number, or before a small letter, unless
+    the text has no capitals.
+    """
+    return [sentence.strip() for sentence in _sentences(text) if not sentence.isspace()]
+
+
+def has_several_sentences(text: str) -> bool:
+    """Return whether `split_sentences` cuts a text; most lines of one sentence are found without it."""
+    stop = _STOP.search(text)
+    return stop is not None and stop.end() < len(text) and len(split_sentences(text)) > 1
+
+
+def _sentences(text: str) -> list[str]:
+    ends = [0]
+    has_capitals = text != text.lower()
+    for stop in _STOP.finditer(text):
+        following = text[stop.end() : stop.end() + 1]
+        # Spaced dots, ". . .", belong to the sentence before them.
+        if len(ends) > 1 and stop.start() == ends[-1]:
+            ends.pop()
+        spaced = stop["space"] and not _continues(text, stop, has_capitals=has_capitals)
+        if spaced or not _SURE_STOPS.isdisjoint(stop.group()) or UNSPACED_CHARACTER.match(following):
+            ends.append(stop.end())
+    return [text[start:end] for start, end in itertools.pairwise([*ends, len(text)]) if end > start]
+
+
+def _continues(text: str, stop: re.Match[str], *, has_capitals: bool) -> bool:
+    """Tell whether the sentence continues after a full stop, or dots, and white space."""
+    if stop.group().strip().strip(".…"):
+        return False
+    if has_capitals and text[stop.end() : stop.end() + 1].islower():
+        return True
+    if stop.group().strip() != ".":
+        return False
+    behind = _WORD_BEFORE.search(text, max(0, stop.start() - _LOOK_BEHIND), stop.start())
+    return behind is not None and _ABBREVIATION.fullmatch(behind.group()) is not None
