@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import MEASURES, Measure, badness
 from dist_transformer.config.plain import read_json
+from dist_transformer.run.folder import is_of_another_run
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, WEIGHTS, read_records, weight_files
 from dist_transformer.runtime.launch import as_typed, own_command
 
@@ -49,10 +51,23 @@ def choose_weights(
     if every is not None and last is None:
         raise UserError("every needs last: pass last, or leave every out")
     if best is not None:
-        return best_weights(run_dir, best, by)
-    if last is None:
-        return regular_weights(run_dir)
-    return newest_weights(run_dir, last) if every is None else spaced_weights(run_dir, last, every)
+        chosen, compared = best_weights(run_dir, best, by), []
+    else:
+        if last is None:
+            chosen = regular_weights(run_dir)
+        else:
+            chosen = newest_weights(run_dir, last) if every is None else spaced_weights(run_dir, last, every)
+        compared = [max(weight_files(run_dir).values())]
+    _require_own(run_dir, {*chosen.paths, *compared})
+    return chosen
+
+
+def _require_own(run_dir: Path, files: Collection[Path]) -> None:
+    settings = run_dir / SETTINGS_FILE
+    described = read_json(settings) if settings.exists() else None
+    for file in sorted(files):
+        if described and is_of_another_run(weight_file_metadata(file).get("run"), described):
+            raise UserError(f"{file} is from another run than {settings}: move it out of the folder")
 
 
 def regular_weights(run_dir: Path) -> ChosenWeights:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,11 +37,10 @@ from dist_transformer.run.layout import (
     SAMPLES,
     SETTINGS_FILE,
     WRITTEN_IN_PLACE,
-    each_record,
-    step_of,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
 from dist_transformer.run.lock import sole_training
+from dist_transformer.run.lost import lost_checkpoint, lost_records, require_nothing_lost
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
@@ -101,7 +99,7 @@ def open_run(
     with ExitStack() as acquired:
         by_main(take)
         path = newest_checkpoint(run_dir, notes.append, content_problem)
-        by_main(lambda: notes.extend(lost_checkpoint(run_dir, path)))
+        by_main(lambda: notes.extend(lost_checkpoint(run_dir, path) if path else require_nothing_lost(run_dir)))
         reader, initial = None, None
         if path is None and config.checkpoints.resume == "required":
             raise UserError(
@@ -166,16 +164,15 @@ def _begin(
     fence()
     for folder in (run_dir, run_dir / SAMPLES):
         remove_unfinished(folder)
-    remove_unfinished_saves(run_dir)
-    write_settings(run_dir, described, tokenizer, fence=fence)
     # The initial weights may have been validated at step 0 before.
     last_step = reader.state["step"] if reader else -1
+    # Before its temporary folder, which shows that a weight file is of an unfinished first save.
+    remove_newer(run_dir, last_step)
+    remove_unfinished_saves(run_dir)
+    write_settings(run_dir, described, tokenizer, fence=fence)
     for name in (METRICS_FILE, LEDGER_FILE):
         truncate_jsonl(run_dir / name, last_step, fence=fence)
     if reader is not None:
-        fence()
-        # A folder without checkpoints may still hold the only weights of a run, so those stay.
-        remove_newer(run_dir, last_step)
         pointer = run_dir / CHECKPOINTS / POINTER
         if not pointer.is_file() or read_small(pointer) != f"{reader.path.name}\n".encode():
             move_pointer(reader.path, fence=fence)
@@ -222,6 +219,11 @@ def run_identity(described: dict[str, Any]) -> str:
     settings.pop(_FREE, None)
     fixed = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(fixed.encode()).hexdigest()[:16]
+
+
+def is_of_another_run(stated: Any, described: dict[str, Any]) -> bool:
+    """Return whether a file that states this `run_identity` is of a run with other settings; old files state None."""
+    return stated is not None and stated != run_identity(described)
 
 
 def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], list[str]]:
@@ -321,14 +323,16 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
         unwritten = omitted_defaults(TrainConfig)
         theirs, own = (unwritten | _flatten(values) for values in (config, described))
         names = sorted(
-            name for name in theirs.keys() | own.keys() if name.split(".")[0] in (*_FIXED, "init_from_sha256")
+            name
+            for name in theirs.keys() | own.keys()
+            if name.split(".")[0] in (*_FIXED, "init_from_sha256") and name != _FREE
         )
         if differing := next((name for name in names if theirs.get(name) != own.get(name)), None):
             raise UserError(
                 f"{path} is from another run than {run_dir} and was trained with {differing} = "
                 f"{theirs.get(differing)!r}, not {own.get(differing)!r}: {remedy}"
             )
-    elif state.get("run", run_identity(described)) != run_identity(described):
+    elif is_of_another_run(state.get("run"), described):
         raise UserError(f"{path} is from another run than {run_dir}: {remedy}")
 
 
@@ -354,27 +358,6 @@ def require_ledger(run_dir: Path, reader: CheckpointReader) -> None:
         raise UserError(f"{file} ends at step {known:,}, before step {step:,} of {reader.path}: {remedy}")
     if chain != reader.state["ledger_chain"]:
         raise UserError(f"{file} and {reader.path} are from two runs, their chains differ at step {step:,}: {remedy}")
-
-
-def lost_checkpoint(run_dir: Path, found: Path | None) -> list[str]:
-    """Report if the pointer names a checkpoint that is gone and is newer than the one found; None: none was found."""
-    pointer = run_dir / CHECKPOINTS / POINTER
-    name = read_small(pointer).decode(errors="replace").strip() if pointer.is_file() else ""
-    step, known = step_of(name), 0 if found is None else step_of(found.name) or 0
-    if step is None or step <= known or os.path.lexists(pointer.with_name(name)):
-        return []
-    return [f"{pointer} names {name}, which is gone: every step after {known:,} is computed again"]
-
-
-def lost_records(run_dir: Path, step: int) -> list[str]:
-    """Report if `metrics.jsonl` has lost records up to `step`. Reports need them, training does not."""
-    file = run_dir / METRICS_FILE
-    records = each_record(file) if file.exists() else ()
-    steps = (record["step"] for _, record in records if record is not None and record["kind"] == "train")
-    last = max((recorded for recorded in steps if recorded <= step), default=0)
-    if last == step:
-        return []
-    return [f"{file} has lost the records from step {last + 1:,} to {step:,}: reports lack them"]
 
 
 def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:

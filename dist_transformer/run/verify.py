@@ -5,6 +5,7 @@ check does not stop the others.
 """
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,7 +41,7 @@ from dist_transformer.run.contents import (
     plain_file,
     require_known,
 )
-from dist_transformer.run.folder import settings_of
+from dist_transformer.run.folder import is_of_another_run, settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
@@ -53,6 +54,8 @@ from dist_transformer.run.ledger import Proof, prove, read_ledger
 from dist_transformer.run.replay import planned_steps
 
 _SHOWN_PROBLEMS = 5
+# Metadata of a weight file that is compared.
+_STATED = ("step", "run")
 # What readers raise for damaged or hostile content, besides UserError; RuntimeError is torch's for a vanished file.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
@@ -191,6 +194,8 @@ class _Verification:
         """Check that the state belongs to this run: its model and tokenizer, and the ledger up to its step."""
         step = _step_of(path.name)
         proof = self._known_proof(step)
+        if is_of_another_run(state.get("run"), self._described):
+            raise UserError(f"{path} is from another run than {SETTINGS_FILE}: move it out of the folder")
         if state["model"] != self._described["model"]:
             raise UserError(f"{path / 'state.json'} states another model than {SETTINGS_FILE}: it is from another run")
         tokenizer = plain_file(self.run_dir / TOKENIZER_FILE)
@@ -248,10 +253,12 @@ class _Verification:
         if problem := tensors_problem([plain_file(file)], shapes) or values_problem(file):
             raise UserError(f"{problem}: {remedy}")
         with open_tensors(file) as stored:
-            stated = (stored.metadata() or {}).get("step")
+            described = {key: json.loads(value) for key, value in (stored.metadata() or {}).items() if key in _STATED}
         step = _step_of(file.stem)
-        if stated != str(step):
-            raise UserError(f"{file} states step {stated!r}: {remedy}")
+        if described.get("step") != step:
+            raise UserError(f"{file} states step {described.get('step')!r:.60}: {remedy}")
+        if is_of_another_run(described.get("run"), self._described):
+            raise UserError(f"{file} is from another run than {SETTINGS_FILE}: move it out of the folder")
         part = "weight" if file.name.startswith("step") else "ema"
         if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
             raise UserError(f"{file} differs in {name!r} from the checkpoint of the same step: {remedy}")

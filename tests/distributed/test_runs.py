@@ -403,9 +403,12 @@ def test_mode_is_for_one_process() -> None:
     assert "--test-mode is for one process, but 2 were started" in output
 
 
-def test_weights_stay_where_the_checkpoints_are_gone(toy_data: DataFolder, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(toy_data: DataFolder, tmp_path: Path) -> None:
     run_dir = tmp_path / "a run"
-    train(1, toy_data.path, run_dir, "--max-steps", 4, "--save-every", 2)
+    train(2, toy_data.path, run_dir, "--max-steps", 4, "--save-every", 2)
     shutil.rmtree(run_dir / "checkpoints")
-    train(1, toy_data.path, run_dir, "--max-steps", 1, "--save-every", 1)
-    assert sorted(int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")) == [1, 2, 4]
+    before = [(run_dir / name).read_bytes() for name in ("ledger.jsonl", "metrics.jsonl", "config.json")]
+    output = train(2, toy_data.path, run_dir, "--max-steps", 1, "--seed", 2, status=1)
+    assert f"{run_dir}/weights has the weights of step 4: restore the step folders, or start a new run in" in output
+    assert before == [(run_dir / name).read_bytes() for name in ("ledger.jsonl", "metrics.jsonl", "config.json")]
+    assert sorted(int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")) == [2, 4]

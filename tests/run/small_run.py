@@ -1,6 +1,7 @@
 """A training that computes nothing: it starts, logs, saves and resumes by the code of a real one."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,7 +110,11 @@ class SmallRun:
             small_states(self.progress.step),
             {**self.progress.to_json(), **described, "updates": self.progress.step},
             retention=Retention(checkpoints=self.keep, weights=self.keep),
-            weights_metadata={"step": str(self.progress.step)},
+            weights_metadata={
+                "step": str(self.progress.step),
+                "run": json.dumps(self.identity),
+                "model": json.dumps(to_plain(MODEL)),
+            },
         )
         saved = self.writer.wait()
         assert saved is not None

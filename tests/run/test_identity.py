@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.run.ledger import read_ledger
@@ -141,12 +143,105 @@ def test_lost_records_are_told_and_do_not_stop_the_run(config: TrainConfig, line
 
 def test_a_checkpoint_that_is_gone_is_told(config: TrainConfig) -> None:
     checkpoints = config.run_dir / "checkpoints"
-    for step, left in ((4, 2), (2, 0)):
-        shutil.rmtree(checkpoints / f"step-{step:08d}")
-        run = resumed(config)
-        assert run.resumed_at == (left or None)
-        named = f"{checkpoints}/latest names step-{step:08d}, which is gone"
-        assert f"{named}: every step after {left} is computed again" in run.notes
+    shutil.rmtree(checkpoints / "step-00000004")
+    run = resumed(config)
+    assert run.resumed_at == 2
+    named = f"{checkpoints}/latest names step-00000004, which is gone"
+    assert f"{named}: every step after 2 is computed again" in run.notes
+
+
+def lose_steps(run_dir: Path) -> None:
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        shutil.rmtree(folder)
+
+
+def lose_checkpoints(run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "checkpoints")
+
+
+def lose_all_but(kept: str) -> Callable[[Path], None]:
+    def lose(run_dir: Path) -> None:
+        lose_checkpoints(run_dir)
+        for name in {"weights", "metrics.jsonl", "ledger.jsonl"} - {kept}:
+            path = run_dir / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return lose
+
+
+LOST: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lose_checkpoints, "weights has the weights of step 4"),
+    "empty": (lambda run: (lose_checkpoints(run), (run / "checkpoints").mkdir()), "weights has the weights of step 4"),
+    "renamed": (lambda run: (run / "checkpoints").rename(run / "old"), "weights has the weights of step 4"),
+    "steps gone": (lose_steps, "checkpoints/latest names one"),
+    "steps renamed": (
+        lambda run: [path.rename(f"{path}.tmp") for path in (run / "checkpoints").glob("step-*")],
+        "checkpoints/latest names one",
+    ),
+    "only weights": (lose_all_but("weights"), "weights has the weights of step 4"),
+    "only metrics": (lose_all_but("metrics.jsonl"), "metrics.jsonl has the save of step 2"),
+    # Of the six steps only the first two are of a first save that a kill may have ended, and one more interval.
+    "only the ledger": (lose_all_but("ledger.jsonl"), "ledger.jsonl has 6 steps, of which every 2th was saved"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(lost: str, seed: int, tmp_path: Path) -> None:
+    config = small_config(tmp_path, save_every=2)
+    with ExitStack() as held:
+        run = SmallRun(config, held)
+        for steps in (2, 2):
+            run.train(steps)
+            run.save()
+        run.train(2)
+        run.reporter.close()
+    lose, found = LOST[lost]
+    lose(config.run_dir)
+    assert refusal(config.changed(seed=seed)) == (
+        f"{config.run_dir}/checkpoints holds no checkpoint, but {config.run_dir}/{found}: restore the step folders, or "
+        f"start a new run in another --run-dir, or after you move {config.run_dir} away"
+    )
+
+
+def test_a_training_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    """It has records; killed in the first save, also weights and the save's temporary folder."""
+    config = small_config(tmp_path, save_every=2)
+    weights, checkpoints = config.run_dir / "weights", config.run_dir / "checkpoints"
+    for in_save in (False, True, False):
+        with ExitStack() as held:
+            run = SmallRun(config, held)
+            assert run.resumed_at is None
+            # What the killed save left is gone.
+            assert list(weights.glob("step-*")) == []
+            run.train(4)
+            if in_save:
+                (run.save()).rename(checkpoints / ".step-00000004.0123.tmp")
+                (checkpoints / "latest").unlink()
+                run.reporter.close()
+                cut = [line for line in (config.run_dir / "metrics.jsonl").read_text().splitlines() if "train" in line]
+                (config.run_dir / "metrics.jsonl").write_text("".join(f"{line}\n" for line in cut))
+            run.reporter.close()
+    assert run.notes == [f"{config.run_dir}/ledger.jsonl has 4 steps, and none was saved: they are computed again"]
+
+
+def test_files_of_another_run_are_named(config: TrainConfig, tmp_path: Path) -> None:
+    """They have another seed, and all else is equal."""
+    other = small_config(tmp_path / "other", seed=2)
+    train_and_save(other, 2, 2, 2)
+    file, checkpoint = "weights/step-00000006.safetensors", "checkpoints/step-00000006"
+    shutil.copy(other.run_dir / file, config.run_dir / file)
+    shutil.copytree(other.run_dir / checkpoint, config.run_dir / checkpoint)
+    found = {check.name: check.found for check in verify_run(config.run_dir) if not check.passed}
+    assert found == {
+        "checkpoint step-00000006": f"{config.run_dir / checkpoint} is from another run than config.json: move it out "
+        "of the folder",
+        "weights": f"{config.run_dir / file} is from another run than config.json: move it out of the folder",
+    }
+    message = f"{config.run_dir / file} is from another run than {config.run_dir}/config.json: move it out of the"
+    for choice in ({}, {"last": 1}, {"last": 3}):
+        with pytest.raises(UserError, match=message):
+            choose_weights(config.run_dir, **choice)
 
 
 def test_fewer_steps_than_are_done_change_nothing(config: TrainConfig) -> None:

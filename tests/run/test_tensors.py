@@ -131,4 +131,4 @@ def test_averaged_weights(run: Path) -> None:
 
 def test_a_weight_file_under_another_name(run: Path) -> None:
     (run / WEIGHTS).rename(run / "weights" / "step-00000003.safetensors")
-    assert "step-00000003.safetensors states step '4'" in failures(run)["weights"]
+    assert "step-00000003.safetensors states step 4" in failures(run)["weights"]

@@ -231,7 +231,7 @@ class CheckpointWriter:
         except UserError:
             # All ranks are here: no process writes into the folder any more.
             if is_main:
-                self._clean_up(temporary)
+                self._clean_up(temporary, snapshot)
             # No rank may report the error and exit before the folder is clean.
             distributed.gather_objects(None, self._group)
             raise
@@ -270,13 +270,20 @@ class CheckpointWriter:
         make_folder(temporary.parent)
         make_folder(temporary)
 
-    def _clean_up(self, temporary: Path) -> None:
+    def _clean_up(self, temporary: Path, snapshot: _Snapshot) -> None:
         """Clean up after a failed save; if another training has the folder by now, remove only this save's files."""
+        weights = [self.run_dir / WEIGHTS / name for name in _weight_files(snapshot)]
+        is_complete = (self.run_dir / CHECKPOINTS / snapshot.name).exists()
         try:
             self._fence()
         except (UserError, OSError):
-            _remove(temporary)
+            # A weight file without its checkpoint may be of the other training. If it is of this save, the temporary
+            # folder shows that it is, and the next start removes both.
+            if is_complete or not any(file.exists() for file in weights):
+                _remove(temporary)
         else:
+            for file in () if is_complete else weights:
+                _remove(file)
             remove_unfinished_saves(self.run_dir)
 
     def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
