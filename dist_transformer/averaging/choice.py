@@ -185,6 +185,9 @@ def best_weights(run_dir: Path, count: int, by: Measure | None = None) -> Chosen
     records = _records(run_dir, "valid", "use --last")
     if by is None:
         by = _own_measure(run_dir / SETTINGS_FILE)
+    if by == "nll" and records:
+        # A version that left longer pairs out may have validated the earlier steps; such losses are not comparable.
+        records = [each for each in records if each.get("longer_pairs") == records[-1].get("longer_pairs")]
     # A loss that was not finite is written as null.
     values = {record["step"]: record[by] for record in records if record.get(by) is not None}
     if wrong := [step for step, value in values.items() if type(value) not in (int, float)]:

@@ -24,6 +24,8 @@ class Progress:
     best: list[tuple[int, float]] = field(default_factory=list)
     """Step and value of the best validations, best first."""
     validations_since_best: int = 0
+    longer_pairs: int = 0
+    """Pairs in the loss of the last validation that are longer than a pack; versions up to 0.2.0 left them out."""
     validated_step: int = 0
     """The last validated step. A run that stopped when a validation was due does that validation after its resume."""
     train_seconds: float = 0.0
@@ -36,7 +38,7 @@ class Progress:
     """Source tokens that passed through the model; R-Drop counts each twice."""
     computed_target_tokens: int = 0
 
-    def rank_validation(self, value: float | None, *, by: Measure, keep: int) -> bool:
+    def rank_validation(self, value: float | None, *, by: Measure, keep: int, longer_pairs: int = 0) -> bool:
         """Rank this step's validation among the best `keep` (at least one), and remember those.
 
         Args:
@@ -48,6 +50,10 @@ class Progress:
         self.validated_step = self.step
         if value is None:
             return False
+        if by == "nll" and longer_pairs != self.longer_pairs:
+            # Losses of other sets of pairs are not comparable.
+            self.best, self.validations_since_best = [], 0
+        self.longer_pairs = longer_pairs
         self.best = sorted([*self.best, (self.step, value)], key=lambda entry: (badness(by, entry[1]), entry[0]))
         self.best = self.best[: max(1, keep)]
         improved = self.best[0][0] == self.step
@@ -61,7 +67,7 @@ class Progress:
     def from_json(cls, values: dict[str, Any]) -> "Progress":
         # Checkpoints of earlier versions lack these: those versions validated before they saved, and had no R-Drop.
         computed = {f"computed_{name}": values[name] for name in ("source_tokens", "target_tokens")}
-        values = {"validated_step": values["step"], **computed, **values}
+        values = {"validated_step": values["step"], "longer_pairs": 0, **computed, **values}
         known = {f.name: values[f.name] for f in dataclasses.fields(cls)}
         best = [(step, value) for step, value in values["best"]]
         return cls(**{**known, "best": best, "position": position_from_json(values["position"])})

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -100,7 +100,7 @@ def assemble(
         batch = dataclasses.replace(config.batch, packs_per_micro_batch=min(distributed.gather_objects(packs)))
         config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
     validators = _make_validators(config, data)
-    _check_lengths(config, data, validators)
+    _check_lengths(config, data)
     cores = described["threads"] = None
     if device.type == "cpu":
         cores, described["threads"] = choose_threads(config, world)
@@ -156,6 +156,7 @@ def assemble(
         reporter=reporter,
         watchdog=watchdog,
     )
+    notes += [validator.note for validator in validators if validator.note]
     if isinstance(origin, CheckpointReader):
         notes += rate_cautions(config, origin)
     _introduce(config, world, data, engine, reporter, notes)
@@ -219,7 +220,15 @@ def _make_validators(config: TrainConfig, data: TrainingData) -> tuple[Validator
         return ()
     folders, sentences = data.of_directions, config.validation.validate_sentences
     return tuple(
-        Validator(folder, data.budgets, config.batch, sentences=sentences, named=len(folders) > 1) for folder in folders
+        Validator(
+            folder,
+            data.budgets,
+            config.batch,
+            positions=config.model.max_positions,
+            sentences=sentences,
+            named=len(folders) > 1,
+        )
+        for folder in folders
     )
 
 
@@ -228,9 +237,8 @@ def _make_command(config: TrainConfig, preemption: Preemption) -> ValidationComm
     return None if command is None else ValidationCommand(command, minutes=minutes, preemption=preemption)
 
 
-def _check_lengths(config: TrainConfig, data: TrainingData, validators: Sequence[Validator]) -> None:
-    collators = [data.collator, *(validator.collator for validator in validators)]
-    longest = max(max(collator.sizes.max_lengths) for collator in collators)
+def _check_lengths(config: TrainConfig, data: TrainingData) -> None:
+    longest = max(data.collator.sizes.max_lengths)
     if longest > config.model.max_positions:
         raise UserError(
             f"model.max_positions is {config.model.max_positions}, but a sentence has {longest} tokens: "

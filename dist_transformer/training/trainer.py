@@ -307,7 +307,12 @@ class Trainer:
         for sheet in sheets:
             self.reporter.samples(sheet)
         values, text = summarize(results)
-        improved = progress.rank_validation(values.get(by), by=by, keep=self.config.checkpoints.keep_best)
+        improved = progress.rank_validation(
+            values.get(by),
+            by=by,
+            keep=self.config.checkpoints.keep_best,
+            longer_pairs=sum(result.longer for result in results),
+        )
         self.reporter.record("valid", progress.step, values)
         if improved:
             text += ", best"

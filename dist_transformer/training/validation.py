@@ -11,6 +11,7 @@ from dist_transformer.config.directions import Direction
 from dist_transformer.config.measures import LABELS
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import Collator, epoch_steps
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
@@ -25,6 +26,8 @@ from dist_transformer.training.engine.engine import Engine
 
 # Samples per validation, and how many of them have cross-attention maps.
 _SAMPLES, _MAPS = 8, 3
+# Entries of a validation's record that count pairs; absent if 0.
+COUNTS = ("longer_pairs", "unscored_pairs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +43,10 @@ class ValidationResult:
     """Translations of the validator's `sources`."""
     sheet: SampleSheet | None
     """Scores and samples; None if no sentence is translated."""
+    longer: int = 0
+    """Pairs in the loss that are longer than a pack of the training; versions up to 0.2.0 left them out."""
+    unscored: int = 0
+    """Pairs that are longer than the model's positions, and not in the loss."""
     command: float | None = None
     """Score by the program of `validation_command`, if there is one and it has succeeded."""
 
@@ -49,7 +56,9 @@ class ValidationResult:
         scores = {} if sheet is None else {"bleu": sheet.bleu, "chrf": sheet.chrf, "ter": sheet.ter}
         scores["command"] = self.command
         known = {name: score for name, score in scores.items() if score is not None}
-        return {"loss": self.loss, "nll": self.nll, "ppl": perplexity(self.nll), **known}
+        counts = dict(zip(COUNTS, (self.longer, self.unscored), strict=True))
+        left = {name: count for name, count in counts.items() if count}
+        return {"loss": self.loss, "nll": self.nll, "ppl": perplexity(self.nll), **known, **left}
 
     @property
     def text(self) -> str:
@@ -69,9 +78,10 @@ def summarize(results: Sequence[ValidationResult]) -> tuple[dict[str, float], st
     mean = {
         name: sum(result.values[name] for result in results) / len(results)
         for name in results[0].values
-        if name != "ppl" and all(name in result.values for result in results)
+        if name not in ("ppl", *COUNTS) and all(name in result.values for result in results)
     }
-    values = {**mean, "ppl": perplexity(mean["nll"])}
+    totals = {name: sum(result.values.get(name, 0) for result in results) for name in COUNTS}
+    values = {**mean, "ppl": perplexity(mean["nll"]), **{name: total for name, total in totals.items() if total}}
     text = f"{_describe(values)}, mean of {len(results)} directions"
     for result in results:
         values |= {f"{result.direction.name}/{name}": value for name, value in result.values.items()}
@@ -89,6 +99,7 @@ class Validator:
     """Validate a model on a data folder's validation set; each rank computes a share.
 
     Args:
+        positions: positions of the model; a longer pair cannot be scored.
         sentences: number of sentences to translate, spread evenly over the set.
         named: samples state their languages, because the run has several directions.
 
@@ -97,19 +108,27 @@ class Validator:
     """
 
     def __init__(
-        self, folder: DataFolder, budgets: Budgets, batch: BatchConfig, *, sentences: int, named: bool
+        self, folder: DataFolder, budgets: Budgets, batch: BatchConfig, *, positions: int, sentences: int, named: bool
     ) -> None:
         split = folder.valid
-        try:
-            self.plan = Plan(
-                split.lengths, split.shard_starts, budgets=budgets, window_shards=len(split.shard_starts), seed=0
+        longest = split.lengths.max(axis=1)
+        fits = (split.lengths <= budgets.tokens).all(axis=1) & (longest <= positions)
+        is_longer = ~fits & (longest <= positions)
+        self.pairs, self.longer = len(longest), int(is_longer.sum())
+        self.unscored = int((longest > positions).sum())
+        if self.unscored == self.pairs:
+            raise UserError(
+                f"validation set of {folder.path}: none of the {self.pairs} pairs fits {positions} positions: raise "
+                "--model.max-positions, or set --validate-every 0"
             )
-        except UserError as error:
-            raise UserError(f"validation set of {folder.path}: {error}, or set --validate-every 0") from None
         # Kept in memory as training does: a file that changes between two validations does not change the results.
         for problem in split.hold(range(len(split.info.shards))).values():
             raise UserError(f"validation set of {folder.path}: {problem}")
-        self.collator = Collator(split, budgets, packs_per_micro_batch=batch.packs_at_once)
+        # Longer pairs have packs of their own, one at a time: a buffer has room for the longest pair, and no more.
+        own = [int(size) for size in split.lengths.max(axis=0, where=is_longer[:, None], initial=1)]
+        larger = Budgets(max_source_tokens=own[0], max_target_tokens=own[1], max_sentences=budgets.max_sentences)
+        groups = ((fits, budgets, batch.packs_at_once), (is_longer, larger, 1))
+        self.parts = [self._part(split, *group) for group in groups if group[0].any()]
         self.direction, self.named = folder.index.direction, named
         self.tokenizer = folder.tokenizer()
         self.tokenizer.source.tag_ids(self.direction.tags)
@@ -117,23 +136,51 @@ class Validator:
         chosen = np.linspace(0, len(texts[0]) - 1, min(sentences, len(texts[0]))).round().astype(int)
         self.sources, self.references = ([text[i] for i in chosen] for text in texts)
 
+    @staticmethod
+    def _part(split: Split, chosen: np.ndarray, budgets: Budgets, packs_at_once: int) -> tuple[Plan, Collator]:
+        """Plan the chosen pairs; the others fit no pack."""
+        lengths = np.where(chosen[:, None], split.lengths, np.iinfo(np.int32).max)
+        shards = len(split.shard_starts)
+        plan = Plan(lengths, split.shard_starts, budgets=budgets, window_shards=shards, seed=0)
+        source, target = split.lengths[chosen].max(axis=0).tolist()
+        return plan, Collator(split, budgets, packs_per_micro_batch=packs_at_once, longest=(source, target))
+
+    @property
+    def note(self) -> str | None:
+        """Line for the user about pairs that cannot be scored."""
+        if not self.unscored:
+            return None
+        return (
+            f"validation set {self.direction.name}: {self.unscored:,} of {self.pairs:,} pairs are longer than "
+            "model.max_positions, so the validation loss leaves them out"
+        )
+
     def run(self, engine: Engine, *, step: int) -> ValidationResult:
         """Measure loss and scores. Collective: every rank must call it."""
         loss, nll = self._losses(engine)
         sheet, hypotheses = None, list[str]()
         if self.sources:
             sheet, hypotheses = self._translate(engine.plain_model(), engine.device, step)
-        return ValidationResult(direction=self.direction, loss=loss, nll=nll, sheet=sheet, hypotheses=hypotheses)
+        return ValidationResult(
+            direction=self.direction,
+            loss=loss,
+            nll=nll,
+            sheet=sheet,
+            hypotheses=hypotheses,
+            longer=self.longer,
+            unscored=self.unscored,
+        )
 
     @torch.no_grad()
     def _losses(self, engine: Engine) -> tuple[float, float]:
         engine.module.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
         world = distributed.world_size()
-        for step in epoch_steps(self.plan, packs_per_step=self.collator.packs_per_micro_batch * world):
-            for micro in self.collator.micro_batches(step, rank=distributed.rank(), world_size=world):
-                part = engine.evaluate(micro.batch.to(engine.device))
-                sums += torch.stack([value.double() for value in part])
+        for plan, collator in self.parts:
+            for step in epoch_steps(plan, packs_per_step=collator.packs_per_micro_batch * world):
+                for micro in collator.micro_batches(step, rank=distributed.rank(), world_size=world):
+                    part = engine.evaluate(micro.batch.to(engine.device))
+                    sums += torch.stack([value.double() for value in part])
         engine.module.train()
         loss, nll, tokens = distributed.all_reduce_sum(sums).tolist()
         return loss / tokens, nll / tokens

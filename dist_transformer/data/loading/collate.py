@@ -27,14 +27,20 @@ class MicroBatch:
 
 
 class Collator:
-    """Build micro-batches. The rank's slice is taken last, so nothing before it depends on the world size."""
+    """Build micro-batches. The rank's slice is taken last, so nothing before it depends on the world size.
 
-    def __init__(self, pairs: Pairs, budgets: Budgets, *, packs_per_micro_batch: int) -> None:
+    Args:
+        longest: tokens of the longest source and target, if only some of the pairs are built.
+    """
+
+    def __init__(
+        self, pairs: Pairs, budgets: Budgets, *, packs_per_micro_batch: int, longest: tuple[int, int] | None = None
+    ) -> None:
         self.pairs = pairs
         self.packs_per_micro_batch = packs_per_micro_batch
         # A multiple of 8 gives matrix shapes that are fast.
         tokens = -(-budgets.tokens * packs_per_micro_batch // 8) * 8
-        caps = np.maximum(1, np.minimum(budgets.tokens, pairs.longest))
+        caps = np.maximum(1, np.minimum(budgets.tokens, longest or pairs.longest))
         dummies = int((-(-tokens // caps)).max())
         self.sizes = Sizes(
             tokens=tuple(tokens.tolist()),

@@ -91,7 +91,7 @@ _MIXTURE = _object({"corpora": _list_of(_PLACE), "target_tokens": _list_of(_is_c
 _LEFT_OUT = _object(dict.fromkeys(("step", "corpus", "shard", "epoch", "window", "packs"), _is_count))
 # Checkpoints of the first versions lack these.
 _NEWER = (
-    *("validated_step", "ema_decay", "longest_source", "several_sentences"),
+    *("validated_step", "ema_decay", "longest_source", "several_sentences", "longer_pairs"),
     *("computed_source_tokens", "computed_target_tokens"),
 )
 _STATE: dict[str, Rule] = {
@@ -99,7 +99,7 @@ _STATE: dict[str, Rule] = {
     **dict.fromkeys(("source_tokens", "target_tokens", "updates"), _is_count),
     **dict.fromkeys(("computed_source_tokens", "computed_target_tokens"), _is_count),
     **dict.fromkeys(("validated_step", "ema_decay", "several_sentences"), _is_amount),
-    "longest_source": _is_count,
+    **dict.fromkeys(("longest_source", "longer_pairs"), _is_count),
     "train_seconds": _is_amount,
     "ledger_chain": lambda value: isinstance(value, str) and _CHAIN.fullmatch(value) is not None,
     "best": _list_of(_pair_of(_is_count, _is_number)),

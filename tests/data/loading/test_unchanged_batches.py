@@ -61,10 +61,11 @@ def test_lengths_that_change_during_training_change_no_step(config: TrainConfig)
 
 def test_validation_files_that_change_during_training_change_no_validation(config: TrainConfig) -> None:
     data = open_training_data(config.corpora, config.batch, seed=config.seed)
-    validator = Validator(data.first, data.budgets, config.batch, sentences=5, named=False)
+    validator = Validator(data.first, data.budgets, config.batch, positions=1024, sentences=5, named=False)
 
     def validation() -> list[torch.Tensor]:
-        return tensors(epoch_steps(validator.plan, packs_per_step=2), validator.collator)
+        ((plan, collator),) = validator.parts
+        return tensors(epoch_steps(plan, packs_per_step=2), collator)
 
     # Not read before the files change: held since the validator was made.
     valid = Path(config.corpora.data[0]) / "valid"
@@ -75,6 +76,6 @@ def test_validation_files_that_change_during_training_change_no_validation(confi
     for file, content in whole.items():
         file.write_bytes(content)
     again = open_training_data(config.corpora, config.batch, seed=config.seed)
-    validator = Validator(again.first, again.budgets, config.batch, sentences=5, named=False)
+    validator = Validator(again.first, again.budgets, config.batch, positions=1024, sentences=5, named=False)
     assert all(torch.equal(*both) for both in zip(after, validation(), strict=True))
     assert validator.sources == sources
