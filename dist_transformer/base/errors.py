@@ -1,10 +1,14 @@
 """Errors that a user can act on: one sentence that names the file or field and the remedy."""
 
+import errno
+import os
 import re
 import sys
+import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 from dist_transformer.base.streams import guard_streams, is_closed, reader_is_gone
@@ -21,6 +25,11 @@ _UNSHOWN = ("Cc", "Cs", "Zl", "Zp")
 
 # Start of the text of an OSError; the words after it say the same.
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
+
+_PACKAGE = Path(__file__).parents[1]
+_TRACEBACK = "--traceback"
+# The ranks of a launch inherit it.
+_TRACEBACK_VARIABLE = "DIST_TRANSFORMER_TRACEBACK"
 
 
 class UserError(Exception):
@@ -70,11 +79,15 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
     """Run a command's `main`. A `UserError` becomes one line on stderr and exit status 1; Ctrl-C becomes status 130.
 
     Memory that is short is such an error, too: settings that the checks allow may be too large for a machine.
-    A result that stdout does not accept is an error, too, unless the reader of the pipe has read enough.
+    So is a full disk. A result that stdout does not accept is an error, unless the reader of the pipe has read enough.
+    Any other exception is a mistake of ours: one line with its place, and the traceback with `--traceback`.
 
     Args:
         prints: refuse a closed stdout at once, because the command prints its result.
     """
+    if _TRACEBACK in sys.argv:
+        sys.argv.remove(_TRACEBACK)
+        os.environ[_TRACEBACK_VARIABLE] = "1"
     try:
         guard_streams(_refuse_loss)
         _require_utf8(sys.argv[1:])
@@ -84,32 +97,58 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
     except UserError as error:
         say(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    except (MemoryError, RuntimeError) as error:
-        if not _is_short_of_memory(error):
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        say(
-            f"error: out of memory ({reason:.300}): use smaller sizes or batches, or fewer processes; "
-            "dist-transformer plan predicts the memory of training",
-            file=sys.stderr,
-        )
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        if not reader_is_gone():
-            # Another connection broke, so the work is not finished.
-            raise
-        # The reader of stdout has enough, such as `| head`.
-        raise SystemExit(0) from None
+    except BrokenPipeError as error:
+        # The reader of stdout has enough, such as `| head`; or another connection broke, and the work is not finished.
+        raise SystemExit(0 if reader_is_gone() else report(error)) from None
+    except Exception as error:
+        raise SystemExit(report(error)) from None
     finally:
         # What stdout does not accept now would be a second message at the interpreter's end.
         with suppress(UserError, OSError):
             sys.stdout.flush()
 
 
-def _is_short_of_memory(error: MemoryError | RuntimeError) -> bool:
+def report(error: Exception) -> int:
+    """Print what an exception other than a `UserError` means to a user; gives the exit status."""
+    hint = f"; run again with {_TRACEBACK} to see all"
+    if _TRACEBACK_VARIABLE in os.environ:
+        traceback.print_exception(error)
+        hint = ""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if disk_is_full(error):
+        place = getattr(error, "filename", None) or "a file"
+        text = f"{place} cannot be written, because the disk is full: free space there, and run the same command again"
+    elif _is_short_of_memory(error):
+        text = (
+            f"out of memory ({reason:.300}): use smaller sizes or batches, or fewer processes; "
+            "dist-transformer plan predicts the memory of training"
+        )
+    else:
+        rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+        text = f"{rank}{type(error).__name__} in {_place_of(error)}: {reason:.300}{hint}"
+    say(f"error: {text}", file=sys.stderr)
+    return 1
+
+
+def _place_of(error: Exception) -> str:
+    """Name the last line of this package that an exception came through, or of other code if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    frame = (ours or frames)[-1]
+    path = Path(frame.filename)
+    return f"{path.relative_to(_PACKAGE) if ours else path.name}:{frame.lineno}"
+
+
+def disk_is_full(error: Exception) -> bool:
+    """Return whether an exception means a full disk or a used quota; libraries have classes of their own for it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
+
+
+def _is_short_of_memory(error: Exception) -> bool:
     # torch's allocator for CPUs has no class of its own, and this module does not import torch.
     words = ("can't allocate memory", "Cannot allocate memory")
     named = type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in words)

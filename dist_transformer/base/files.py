@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, disk_is_full
 from dist_transformer.base.links import open_no_link, refuse_link, refuse_linked_parent
 from dist_transformer.base.locks import exclusive_folder, is_locked
 
@@ -95,8 +95,15 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
         beside.replace(path)
         if durable:
             sync(path.absolute().parent)
+    except Exception as error:
+        raise _named(error, path) from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _named(error: Exception, path: Path) -> Exception:
+    """Name the path in the error of a full disk: the system's error of a write has none, and a library's is its own."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) if disk_is_full(error) else error
 
 
 def _is_stream(path: Path) -> bool:
@@ -316,6 +323,8 @@ def folder_beside(path: Path) -> Iterator[Path]:
                     continue
                 yield folder
                 return
+            except Exception as error:
+                raise _named(error, path) from error
             finally:
                 remove_tree(folder, as_far_as_possible=True)
 

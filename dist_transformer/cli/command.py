@@ -59,9 +59,9 @@ complete -o default -F _dist_transformer dist-transformer"""
 def main() -> None:
     """Run the command that the command line names and exit with its status."""
     share_cores()
-    words = without_launcher_flag(sys.argv[1:])
     # Training continues without its streams.
-    exit_on_user_error(lambda: run(words), prints=words[:1] != ["train"])
+    prints = without_launcher_flag(sys.argv[1:])[:1] != ["train"]
+    exit_on_user_error(lambda: run(sys.argv[1:]), prints=prints)
 
 
 def without_launcher_flag(words: Sequence[str]) -> list[str]:
@@ -131,5 +131,6 @@ def overview() -> str:
         f"{', '.join(SHARED[:-1])} and {SHARED[-1]} take --processes N:\n"
         "they run in N processes on this machine, one per GPU if there are GPUs.\n"
         "Every command takes --import MODULE or --import FILE.py: your own code that\n"
-        "registers a schedule, a position encoding, an attention or a metric sink."
+        "registers a schedule, a position encoding, an attention or a metric sink.\n"
+        "Every command takes --traceback, which shows where an unexpected error began."
     )

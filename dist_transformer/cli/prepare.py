@@ -8,12 +8,11 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from dist_transformer.base.errors import TransientError, UserError, say
+from dist_transformer.base.errors import TransientError, UserError, report, say
 from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
@@ -45,11 +44,11 @@ def main() -> None:
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
         ranks.abort(status)
         raise SystemExit(status) from None
-    except BaseException:
+    except Exception as error:
         # Otherwise the other ranks would wait for this one.
-        traceback.print_exc()
-        ranks.abort(1)
-        raise SystemExit(1) from None
+        status = report(error)
+        ranks.abort(status)
+        raise SystemExit(status) from None
 
 
 def run(arguments: argparse.Namespace, ranks: MpiRanks) -> None:

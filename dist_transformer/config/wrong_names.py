@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
@@ -280,7 +281,7 @@ def refuse_wrong_choices(words: Sequence[str], choices: Mapping[str, Sequence[st
         UserError: there is one; the message has the nearest choice, or all.
     """
     known = {plain_name(flag): values for flag, values in choices.items()}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         flag, sign, value = word.partition("=")
         values = known.get(plain_name(flag), ()) if flag.startswith("--") else ()
         if values and (value := value if sign else following) not in values:

@@ -1,12 +1,15 @@
 """Names that come from files, as a terminal shows them, and errors of a command."""
 
+import errno
 import io
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from dist_transformer.base import urls
 from dist_transformer.base.errors import UserError, exit_on_user_error, printable, say
 from dist_transformer.base.files import SETTINGS_BYTES, read_small
 
@@ -70,6 +73,46 @@ def test_memory_that_is_short_is_one_sentence(
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-    error = RuntimeError("a fault of ours")
-    with pytest.raises(RuntimeError, match="a fault of ours"):
+
+
+def test_any_other_error_is_one_line_and_a_traceback_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line names the rank and the last place in the package."""
+    monkeypatch.delenv("DIST_TRANSFORMER_TRACEBACK", raising=False)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    ended = []
+    for words in ([], ["--traceback"]):
+        monkeypatch.setattr(sys, "argv", ["command", *words])
+        with pytest.raises(SystemExit) as ends:
+            exit_on_user_error(lambda: Path(urls.without_secrets(None)), prints=False)  # type: ignore[arg-type]
+        ended.append((ends.value.code, sys.argv))
+    monkeypatch.delenv("DIST_TRANSFORMER_TRACEBACK")
+    assert ended == [(1, ["command"])] * 2
+    line, *rest = capsys.readouterr().err.splitlines()
+    said = r"error: rank 3: TypeError in base/urls.py:\d+: expected string.*"
+    assert re.fullmatch(f"{said}; run again with --traceback to see all", line)
+    assert rest[0].startswith("Traceback")
+    assert re.fullmatch(said, rest[-1])
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "run/environment.json"), "run/environment.json"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), "x"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "a file"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(
+    error: Exception, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["command"])
+    with pytest.raises(SystemExit):
         exit_on_user_error(fail, prints=False)
+    said = f"error: {place} cannot be written, because the disk is full: free space there, and run the same command"
+    assert capsys.readouterr().err == f"{said} again\n"

@@ -158,8 +158,10 @@ def _serve(pipe: connection.Connection) -> None:
             answer = ("done", task.run(lambda pairs: pipe.send(("progress", pairs))))
         except (UserError, OSError) as error:
             answer = ("error", error)
-        except Exception:
-            answer = ("error", RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+        except Exception as error:
+            # The first line is what a user sees.
+            summary = f"{type(error).__name__} in a worker process: {error}".splitlines()[0]
+            answer = ("error", RuntimeError(f"{summary}\n{traceback.format_exc()}"))
         pipe.send(answer)
 
 

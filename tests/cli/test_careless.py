@@ -1,0 +1,131 @@
+"""Careless command lines and full disks: each ends with one sentence, never with a traceback."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dist_transformer.cli.command import COMMANDS, SHARED
+from dist_transformer.data.folder.reader import DataFolder
+from tests import lived
+from tests.commands import Commands, Ended
+
+pytestmark = [pytest.mark.slow, pytest.mark.system]
+
+# Commands with the flags of their folders: K of a kind, D data, R a run, M a model, T a text; O is a new output.
+_FOLDERS = (
+    ("inspect K", "D"),
+    ("train --preset tiny --max-steps 1 --data K --run-dir O", "D"),
+    ("train --preset tiny --max-steps 1 --data D --run-dir K", "R"),
+    ("train --preset tiny --max-steps 1 --data D --run-dir O --init-from K", "M"),
+    ("plan --preset tiny --data K", "D"),
+    ("plan --against K", "R"),
+    ("report K", "R"),
+    ("verify K", "R"),
+    ("average K --out O", "R"),
+    ("average --checkpoints K --out O", "M"),
+    ("translate --model K --input T --output O", "M"),
+    ("translate --model M --input K --output O", "T"),
+    ("evaluate --model K --src T --ref T", "M"),
+    ("evaluate --model M --src K --ref T", "T"),
+    ("score --model K --src T --tgt T", "M"),
+    ("export --model K --to hf --src T --ref T --out O", "M"),
+    ("import K --src T --ref T --out O", ""),
+    ("serve --model K", "M"),
+    ("pictures --model K --out O", "M"),
+    ("prepare --src K --tgt T --out O", "T"),
+    ("doctor --data K", "D"),
+)
+# Another folder, and a file or nothing in its place.
+_OTHER = {"D": "RT", "R": "MT", "M": "DT", "T": "DN", "": "DT"}
+_WRONG = [(words, kind) for words, right in _FOLDERS for kind in _OTHER[right]]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("scratch"), seconds=120) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def home(commands: Commands, toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lived.live(commands, toy_data.path, tmp_path_factory.mktemp("home"))
+
+
+def one_sentence(ended: Ended, words: object) -> None:
+    """Refused: an error at the end, as a command or its parser writes it."""
+    assert ended.status in (1, 2), (words, ended)
+    assert "Traceback" not in ended.output
+    assert "--traceback" not in ended.output, (words, ended.output)
+    assert re.search("error: |Required options|FAIL", ended.output), (words, ended.output)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "doctor", "plan")])
+def test_a_command_without_arguments_or_with_a_wrong_flag(commands: Commands, tmp_path: Path, name: str) -> None:
+    for words in (*([name, "--processes", "2"] for _ in SHARED if _ == name), [name], [name, "--wrong"]):
+        one_sentence(commands.run(words, tmp_path), words)
+
+
+@pytest.mark.parametrize(("words", "kind"), _WRONG)
+def test_a_folder_of_another_kind(commands: Commands, home: Path, tmp_path: Path, words: str, kind: str) -> None:
+    """N: nothing is there."""
+    places = {"D": "data", "R": "run", "M": "run/model", "T": "in.en", "N": "none"}
+    typed = [
+        str(home / places[kind if word == "K" else word]) if word in (*places, "K") else word for word in words.split()
+    ]
+    out = tmp_path / "out"
+    typed = [str(out) if word == "O" else word for word in typed]
+    one_sentence(commands.run(typed, tmp_path), typed)
+    assert not (out / "config.json").exists()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if subprocess.run(["mount", *options], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (0, (*lived.TRAIN, "disk/run", "--max-steps", "2")),
+        (12288, (*lived.TRAIN, "disk/run", "--max-steps", "2")),
+        (0, ("prepare", "--toy", "500", "--vocab-size", "400", "--out", "disk/x")),
+        (12288, ("average", "--run-dir", "run", "--out", "disk/x")),
+        (0, ("average", "--run-dir", "run", "--sweep", "1", "--out", "disk/x", "--beam", "1")),
+        (0, ("translate", "--model", "run/model", "--input", "in.en", "--output", "disk/x")),
+        (
+            0,
+            ("evaluate", "--model", "run/model", "--src", "in.en", "--ref", "in.de", "--beam", "1", "--json", "disk/x"),
+        ),
+        (0, ("score", "--model", "run/model", "--src", "in.en", "--tgt", "in.de", "--out", "disk/x")),
+        (0, ("report", "run", "--out", "disk/x")),
+        (0, ("pictures", "--out", "disk/x")),
+        (
+            12288,
+            ("export", "--model", "run/model", "--to", "hf", "--src", "in.en", "--ref", "in.de", "--out", "disk/x"),
+        ),
+    ],
+)
+def test_a_full_disk(commands: Commands, home: Path, disk: Path, words: tuple[str, ...], free: int) -> None:
+    """The sentence names the disk's path and what to do."""
+    # Room for names and small files.
+    with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+    os.truncate(disk / "ballast", (disk / "ballast").stat().st_size - free)
+    typed = [word.replace("disk/", f"{disk}/") for word in words]
+    ended = commands.run(typed, home)
+    one_sentence(ended, typed)
+    (line,) = [line for line in ended.output.splitlines() if line.startswith("error: ")]
+    assert str(disk) in line
+    assert re.search(r"\(No space left on device.*\): .*(free|choose)|because the disk is full: free space", line)
