@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ _PROGRAM = ("-m", "dist_transformer")
 _PAUSE = 0.05
 # Ranks that are told to end have this long.
 _GRACE_SECONDS = 30.0
+_SAME_CTRL_C_SECONDS = 0.2
 
 Process = subprocess.Popen[bytes]
 
@@ -27,7 +29,8 @@ Process = subprocess.Popen[bytes]
 def run_processes(count: int, words: Sequence[str], check: Callable[[], object] = lambda: None) -> int:
     """Run `dist-transformer` with these words as `count` ranks, which have this process's standard streams.
 
-    When a rank fails, the others are ended. SIGTERM, SIGUSR1 and SIGUSR2 are passed on to all ranks.
+    When a rank fails, the others are ended. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C are passed on to
+    all ranks.
 
     Args:
         check: called before the ranks start, which takes seconds; it may raise.
@@ -94,18 +97,23 @@ def _send(ranks: Sequence[Process], number: int) -> None:
 
 @contextmanager
 def _passing_on(ranks: Sequence[Process]) -> Iterator[set[int]]:
-    """Pass signals on to the ranks, which get a terminal's Ctrl-C as well; gives the numbers of those that came."""
+    """Pass signals on to the ranks; gives the numbers of those that came."""
     received: set[int] = set()
 
     def pass_on(number: int, _: object) -> None:
         received.add(number)
-        if number != signal.SIGINT:
+        if number == signal.SIGINT:
+            # A terminal sends its Ctrl-C to the ranks as well. To a training, two close ones are one.
+            timer = threading.Timer(_SAME_CTRL_C_SECONDS, _send, (ranks, number))
+            timer.daemon = True
+            timer.start()
+        else:
             _send(ranks, number)
 
     before = {
         number: signal.signal(number, pass_on)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-        # In the background of a shell, Ctrl-C is ignored by this process and its ranks.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+        # In the background of a shell, Ctrl-C is ignored by this process and its ranks; under nohup, SIGHUP is.
         if signal.getsignal(number) != signal.SIG_IGN
     }
     try:

@@ -210,6 +210,25 @@ def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Pat
     assert checkpoint_problem(checkpoints_of(tmp_path / "run")[0]) is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", [[], ["--processes", "2"]], ids=["alone", "two processes"])
+def test_a_closed_terminal_saves(launch: list[str], toy_data: DataFolder, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train = [*PROGRAM, "train", *SMALL, "--data", toy_data.path, "--run-dir", run_dir, "--max-steps", "100000"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.execv(sys.executable, [*map(str, train), *launch])
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and metrics.stat().st_size > 0):
+        assert time.monotonic() < deadline
+        os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+    assert checkpoint_problem(checkpoints_of(run_dir)[0]) is None
+
+
 def test_a_closed_input_is_named_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="standard input is closed: redirect a text to it"):

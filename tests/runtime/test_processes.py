@@ -18,6 +18,7 @@ from dist_transformer.runtime.launch import environment_of_no_task
 from dist_transformer.runtime.processes import run_processes
 from dist_transformer.runtime.rendezvous import _has_agents, _launch_name
 from dist_transformer.runtime.world import World, read_world
+from tests.conftest import allow_interrupts
 from tests.runtime.test_distributed import SRUN, TORCHRUN, environment
 
 __all__ = ["environment"]
@@ -42,7 +43,7 @@ folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 def leave(number, frame):
     (folder / f"signal-{rank}").write_text(str(number))
     sys.exit(75)
-for number in (signal.SIGTERM, signal.SIGUSR1): signal.signal(number, leave)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT): signal.signal(number, leave)
 print("rank", rank, sys.stdin.readline().strip() if rank == "0" else "", flush=True)
 exec(sys.argv[2])
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
@@ -113,6 +114,7 @@ class Launch:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=allow_interrupts,  # noqa: PLW1509
         )
 
     def pids(self) -> list[int]:
@@ -128,8 +130,11 @@ class Launch:
         return [int(file.read_text()) if file.exists() else None for file in files]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
+)
+def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, status: int, tmp_path: Path) -> None:
+    """SIGINT reaches the launcher alone, as `kill -INT` sends it."""
     launch = Launch(tmp_path)
     assert launch.process.stdin is not None
     launch.process.stdin.write("from the input\n")
@@ -137,7 +142,7 @@ def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, 
     launch.pids()
     launch.process.send_signal(number)
     output, _ = launch.process.communicate(timeout=60)
-    assert launch.process.returncode == 75
+    assert launch.process.returncode == status
     assert launch.signals() == [number, number]
     assert sorted(output.splitlines()) == ["rank 0 from the input", "rank 1 "]
 

@@ -10,7 +10,8 @@ from types import FrameType
 INTERRUPTED = 75
 """Exit status of a run that was interrupted and has saved (EX_TEMPFAIL of sysexits.h): run the same command again."""
 
-_STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_IGNORABLE = (signal.SIGINT, signal.SIGHUP)
 # A terminal and a launcher both deliver one Ctrl-C, so only a signal that comes later than this is a second one.
 _SECOND_CTRL_C_SECONDS = 2.0
 _ACKNOWLEDGED = b"stopping after this step; press Ctrl-C again to end now\n"
@@ -32,16 +33,16 @@ class Signals:
 
     def listen(self) -> None:
         """Start to remember signals instead of ending the process. Call it in the main thread."""
-        for number in _STOPPING:
-            signal.signal(number, self._remember)
-        # Processes that a shell starts in the background ignore Ctrl-C, and must continue to do so.
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._remember)
+        for number in (*_STOPPING, signal.SIGINT):
+            # Ctrl-C is ignored in the background of a shell, and a closed terminal under nohup: both stay ignored.
+            if number not in _IGNORABLE or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._remember)
 
     def forget(self) -> None:
         """Let signals end the process at once again: it has failed, and there is nothing to save."""
         for number in _STOPPING:
-            signal.signal(number, signal.SIG_DFL)
+            if number not in _IGNORABLE or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

@@ -10,7 +10,7 @@ import pytest
 from dist_transformer.training.fault_tolerance import signals as module
 from dist_transformer.training.fault_tolerance.signals import Signals
 
-WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -90,3 +90,11 @@ def test_a_rank_that_failed_can_be_ended(signals: Signals) -> None:
     signals.listen()
     signals.forget()
     assert [signal.getsignal(number) for number in WATCHED[:3]] == [signal.SIG_DFL] * 3
+
+
+def test_under_nohup_a_closed_terminal_stays_ignored(signals: Signals) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.listen()
+    signals.forget()
+    signal.raise_signal(signal.SIGHUP)
+    assert signals.received is None
