@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -96,9 +97,10 @@ def test_a_folder_that_cannot_be_opened_is_the_same_error_on_all_ranks(tmp_path:
     assert errors == errors[:1] * 3
 
 
-def names_of_shared_memory() -> set[str]:
-    """Names in the machine's shared memory, except those of MPI, which other tests may start and end."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich")}
+def shared_memory_of(processes: Sequence[subprocess.Popen[str]]) -> set[Path]:
+    """Files in shared memory that these processes map; other programs of the machine have their own."""
+    maps = "".join(Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8") for process in processes)
+    return {Path(line) for line in re.findall(r"(/dev/shm/\S+)", maps)}
 
 
 def unix_sockets() -> dict[str, str]:
@@ -123,7 +125,6 @@ def names_of_sockets(processes: Sequence[subprocess.Popen[str]]) -> set[str]:
 def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is_left(
     killed: int, toy_data: DataFolder
 ) -> None:
-    names = names_of_shared_memory()
     processes = start(2, toy_data.path, 1, 0)
     try:
         for process in processes:
@@ -131,6 +132,7 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
             assert "pid" in json.loads(process.stdout.readline())
         sockets = names_of_sockets(processes)
         assert sockets
+        memory = shared_memory_of(processes)
         processes[killed].send_signal(signal.SIGKILL)
         (left,) = ends([processes[1 - killed]])
     finally:
@@ -140,5 +142,5 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
     reader = "rank 0, which reads the data for this node," if killed == 0 else "rank 1 of this node"
     assert left["ended"] == f"{reader} has ended: see its message; the last checkpoint is intact"
     assert processes[killed].wait() == -signal.SIGKILL
-    assert names_of_shared_memory() == names
+    assert not [path for path in memory if path.exists()]
     assert not sockets & set(unix_sockets().values())
