@@ -362,6 +362,7 @@ def _as_lines(name: str, values: Iterable[str]) -> list[str]:
     for place, line in enumerate(lines):
         if not isinstance(line, str):
             raise UserError(f"{name}[{place}] is {line!r:.60}, which is not a str: pass text, or leave it out")
-        if "\n" in line.rstrip("\r\n"):
-            raise UserError(f"{name}[{place}] has several lines: pass them one by one, as text.split('\\n') gives them")
+        lines[place] = line.removesuffix("\n").removesuffix("\r")
+        if "\n" in lines[place]:
+            raise UserError(f"{name}[{place}] has several lines: pass them one by one, as by text.split('\\n')")
     return lines
