@@ -31,6 +31,7 @@ from dist_transformer.base.locks import is_locked
 from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
+from dist_transformer.config.language_codes import base_language
 from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.folder.marks import LanguageMarks
@@ -389,7 +390,8 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
     listed = "".join(f"- {note}\n" for note in notes)
     pairs = [(way.source_language, way.target_language) for way in info.all_directions]
     languages = "\n".join(
-        f"- {yaml_string(language)}" for language in dict.fromkeys(language for pair in pairs for language in pair)
+        f"- {yaml_string(language)}"
+        for language in dict.fromkeys(base_language(each) for pair in pairs for each in pair)
     )
     ways = ", ".join(f"from {code(source)} to {code(target)}" for source, target in pairs)
     direction = ["--direction", info.all_directions[0].name] if len(pairs) > 1 else []

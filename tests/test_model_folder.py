@@ -394,7 +394,7 @@ def test_two_writers_at_once(copy: Path, model_info: ModelInfo, random_model: Tr
 
 def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo, random_model: Transformer) -> None:
     hostile = 'de\n---\nlicense: "mit"\x1b[2J'
-    info = replace(model_info, source_language="no", target_language=hostile, corpus="a\n# b <script> [x](y) \x1b")
+    info = replace(model_info, source_language="nor", target_language=hostile, corpus="a\n# b <script> [x](y) \x1b")
     write_again(tmp_path / "m", info, random_model)
     card = (tmp_path / "m/README.md").read_text()
     head = card.split("---\n")[1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.bleu_tokenizers import base_language, bleu_tokenizer
+from dist_transformer.config.language_codes import base_language, bleu_tokenizer
 
 # Same as Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, which the paper's English-German scores use: a single letter between
 # two hyphens belongs to the first match, and the second hyphen stays.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dist_transformer.config.bleu_tokenizers import bleu_tokenizer
+from dist_transformer.config.language_codes import bleu_tokenizer
 
 if TYPE_CHECKING:
     from dist_transformer.inference.translator import Translation

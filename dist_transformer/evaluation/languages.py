@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from dist_transformer.config.language_codes import is_same_language
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_folder import ModelInfo
@@ -54,5 +55,6 @@ def _side_by_name(file: Path | None, languages: dict[str, str]) -> str | None:
     """Return the side whose language a file's name ends with, such as `test.de` or `test.de.gz`."""
     if file is None:
         return None
-    ending = Path(file.stem if is_compressed(file) else file.name).suffix.removeprefix(".").casefold()
-    return next((side for side, language in languages.items() if ending == language.casefold()), None)
+    ending = Path(file.stem if is_compressed(file) else file.name).suffix.removeprefix(".")
+    sides = [side for side, language in languages.items() if is_same_language(ending, language)]
+    return sides[0] if len(sides) == 1 else None

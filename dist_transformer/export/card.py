@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.markdown import code, escaped, yaml_string
+from dist_transformer.config.language_codes import base_language
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer, huggingface
 from dist_transformer.export.ctranslate2 import SUPPRESSED
@@ -51,7 +52,10 @@ class Card:
         lines = [
             "---",
             "language:",
-            *(f"- {yaml_string(language)}" for language in dict.fromkeys((info.source_language, info.target_language))),
+            *(
+                f"- {yaml_string(each)}"
+                for each in dict.fromkeys(map(base_language, (info.source_language, info.target_language)))
+            ),
         ]
         if self.license is not None:
             lines.append(f"license: {yaml_string(self.license)}")

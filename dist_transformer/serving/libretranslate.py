@@ -4,12 +4,14 @@
 `api_key`, have no effect.
 """
 
+import operator
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.language_codes import is_same_language
 from dist_transformer.serving.messages import checked_line, read_json
 from dist_transformer.serving.models import ServedModel, translate_lines
 
@@ -69,11 +71,15 @@ def choose_model(models: Sequence[ServedModel], request: BatchRequest) -> Served
     Raises:
         UserError: no model has it, or its source is `auto` and models of several source languages have its target.
     """
-    fitting = [
-        model
-        for model in models
-        if model.info.target_language == request.target and request.source in (model.info.source_language, _ANY_SOURCE)
-    ]
+    for same in (operator.eq, is_same_language):
+        fitting = [
+            model
+            for model in models
+            if same(model.info.target_language, request.target)
+            and (request.source == _ANY_SOURCE or same(model.info.source_language, request.source))
+        ]
+        if fitting:
+            break
     if len({model.info.source_language for model in fitting}) == 1:
         return fitting[0]
     directions = " or ".join(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.language_codes import language_tag
 from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.loading import load_joint
@@ -35,8 +36,8 @@ class ServedModel:
         config = self.info.model
         return {
             "name": self.name,
-            "source_language": self.info.source_language,
-            "target_language": self.info.target_language,
+            "source_language": language_tag(self.info.source_language),
+            "target_language": language_tag(self.info.target_language),
             "synthetic": self.info.synthetic,
             "heads": config.heads,
             "layers": {

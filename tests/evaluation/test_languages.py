@@ -66,6 +66,11 @@ def test_names_decide_where_the_text_does_not(
         assert found(model_info, german, name), name
     for name in ("test.en", "test.en.gz", "test.txt", "de", "test.fr", "de.txt"):
         assert not found(model_info, german, name), name
+    for name in ("test.deu", "test.ger", "test.de_DE", "test.deu_Latn.gz"):
+        assert found(model_info, german, name), name
+    flores = replace(model_info, source_language="eng_Latn", target_language="deu_Latn")
+    assert found(flores, german, "test.de")
+    assert not found(flores, german, "test.en")
     info = replace(model_info, marks=(marks_of(toy_tokenizer, toy_lines),))
     assert not found(info, english, "test.de")
     assert found(info, german, "test.en")

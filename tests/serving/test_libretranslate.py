@@ -84,10 +84,19 @@ def test_a_bad_body_is_one_sentence(body: bytes, kind: str, message: str) -> Non
 
 @pytest.mark.parametrize(
     ("source", "target", "name"),
-    [("en", "de", "en-de"), ("de", "en", "de-en"), ("auto", "de", "en-de"), ("auto", "en", "de-en")],
+    [
+        ("en", "de", "en-de"),
+        ("de", "en", "de-en"),
+        ("auto", "de", "en-de"),
+        ("auto", "en", "de-en"),
+        ("eng", "de-DE", "en-de"),
+        ("en", "zh-Hant", "en-zho_Hant"),
+        ("en", "zh", "en-zho_Hans"),
+    ],
 )
 def test_a_request_goes_to_the_model_of_its_direction(source: str, target: str, name: str) -> None:
-    assert choose_model(served("en-de", "de-en"), read({"source": source, "target": target})).name == name
+    models = served("en-de", "de-en", "en-zho_Hans", "en-zho_Hant")
+    assert choose_model(models, read({"source": source, "target": target})).name == name
 
 
 def test_of_two_models_with_one_direction_the_first_answers() -> None:

@@ -22,7 +22,7 @@ _ENDED = object()
 # Share of lines with a tab above which a file has columns, if the share of another file is as far below.
 _COLUMNS = 0.8
 
-_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_]([A-Za-z]{2,4}|[0-9]{3})){0,2}")
 # Suffixes of two or three letters that are not a language.
 _NOT_A_LANGUAGE = re.compile("txt|tsv|csv|xml|sgm|raw|src|tgt|trg|ref|hyp|tok|low|lc|bpe|spm|in|out|dev|gz|xz|zst|zip")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.bleu_tokenizers import bleu_tokenizer
+from dist_transformer.config.language_codes import bleu_tokenizer
 from dist_transformer.inference.sampling.sampling import SamplingSettings
 
 Utility = Literal["chrf", "bleu"]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+from dist_transformer.config.language_codes import language_tag
 from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.reporting.html.document import framed
 from dist_transformer.reporting.html.markup import Html, element, join
@@ -94,11 +95,11 @@ def _table(headings: tuple[str, ...], rows: list[Html], style: str) -> Html:
 
 
 def _text(label: str, text: str, language: str | None) -> Html:
-    return element("td", text or "(nothing)", data_label=label, dir="auto", lang=language)
+    return element("td", text or "(nothing)", data_label=label, dir="auto", lang=language and language_tag(language))
 
 
 def _quoted(text: str, language: str | None) -> Html:
-    return element("span", text, dir="auto", lang=language)
+    return element("span", text, dir="auto", lang=language and language_tag(language))
 
 
 def attention(run: Run) -> Html:
