@@ -34,14 +34,15 @@ from typing import TYPE_CHECKING
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import add_folder, folder_of, make_parser
 from dist_transformer.config.measures import MEASURES
+from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.options import (
+    DECODING_FLAGS,
     add_decoding_options,
     add_device_option,
     add_direction_options,
     agreed_precision,
     beam_settings,
-    decoding_flags,
 )
 from dist_transformer.model_folder import refuse_other_content
 from dist_transformer.run.outputs import claim_folder
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 # Value of `--best` without a number; --sweep gives the numbers then.
 _NO_NUMBER = "N"
+_RULES = FlagRules(needs={"--by": "--best", DECODING_FLAGS: "--sweep"})
 
 
 def main() -> None:
@@ -164,7 +166,7 @@ def write_best(result: "Sweep", out: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, shares_work=True)
+    parser = make_parser(__doc__, shares_work=True, rules=_RULES)
     add_folder(parser, "--run-dir", "RUN", "run folder")
     parser.add_argument("--last", type=int, metavar="N", help="average the newest N weight files")
     parser.add_argument(
@@ -215,8 +217,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise UserError(
             "pass either --run-dir or --checkpoints; --last, --best and --sweep choose among the files of a run"
         )
-    if arguments.by is not None and not by_best:
-        raise UserError(f"--by {arguments.by} needs --best: pass --best, or leave --by out")
     if arguments.every is not None:
         if arguments.last is None and (by_best or arguments.sweep is None):
             raise UserError("--every works only with --last or a --sweep of the last files: leave --every out")
@@ -224,8 +224,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise UserError(f"--every is {arguments.every}: it must be a number of minutes above 0")
     if (arguments.src is None) != (arguments.ref is None) or (arguments.sweep is None and arguments.src is not None):
         raise UserError("--src and --ref are the dev set of --sweep: pass both with it, or neither")
-    if arguments.sweep is None and (flags := decoding_flags(arguments)):
-        raise UserError(f"{flags[0]} needs --sweep: pass --sweep, or leave {flags[0]} out")
     if by_best and arguments.sweep is not None and arguments.best != _NO_NUMBER:
         raise UserError(f"--best {arguments.best} with --sweep has two numbers: leave that of --best out")
     if arguments.sweep is None and arguments.checkpoints is None:

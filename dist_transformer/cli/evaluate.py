@@ -30,11 +30,14 @@ from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.options import (
+    DECODING_FLAGS,
+    MBR_CONFLICTS,
     add_decoding_options,
     add_device_option,
     add_direction_options,
@@ -43,7 +46,6 @@ from dist_transformer.inference.options import (
     add_split_option,
     beam_settings,
     choose_split_over,
-    decoding_flags,
     mbr_settings,
 )
 from dist_transformer.run.outputs import claim_file
@@ -52,6 +54,15 @@ from dist_transformer.runtime.world import World, read_world
 if TYPE_CHECKING:
     from dist_transformer.evaluation.evaluate import Evaluation
     from dist_transformer.inference.sampling.mbr import MbrSettings
+
+_RULES = FlagRules(
+    needs={"--utility --epsilon --seed with --model": "--mbr"},
+    conflicts={
+        (f"--src {DECODING_FLAGS}", "--hypotheses"): "which are translations already",
+        ("--tgt-lang", "--model"): "which has its own",
+        **MBR_CONFLICTS,
+    },
+)
 
 
 def main() -> None:
@@ -115,8 +126,6 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
 def mbr_of(arguments: argparse.Namespace) -> "MbrSettings | None":
     """Read the model's description, and the flags of minimum Bayes risk decoding."""
     info = read_joint_info(arguments.model, arguments.direction, arguments.tag)
-    if arguments.mbr is None and arguments.epsilon is not None:
-        raise UserError("--epsilon is for --mbr: add --mbr N, or leave --epsilon out")
     return mbr_settings(arguments, language=info.target_language)
 
 
@@ -143,25 +152,17 @@ def print_scores(evaluation: "Evaluation") -> None:
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse flags that do not go together."""
+    """Refuse a command line without a flag that it needs."""
     if (arguments.model is None) == (arguments.hypotheses is None):
         raise UserError("pass either --model or --hypotheses")
-    if arguments.hypotheses is None:
-        if arguments.src is None:
-            raise UserError("--model needs a text to translate: pass it with --src")
-        if arguments.tgt_lang is not None:
-            raise UserError("--tgt-lang is for --hypotheses, and a model has its own: leave it out")
-        return
-    if arguments.tgt_lang is None:
+    if arguments.model is not None and arguments.src is None:
+        raise UserError("--model needs a text to translate: pass it with --src")
+    if arguments.hypotheses is not None and arguments.tgt_lang is None:
         raise UserError("--hypotheses do not state their language: pass it with --tgt-lang, such as de")
-    if arguments.src is not None:
-        raise UserError("--src is for --model: leave it out with --hypotheses")
-    if flags := decoding_flags(arguments):
-        raise UserError(f"{flags[0]} is for --model: leave it out with --hypotheses")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, shares_work=True)
+    parser = make_parser(__doc__, shares_work=True, rules=_RULES)
     add_models_option(parser, required=False)
     parser.add_argument("--src", type=Path, metavar="F", help="source text for --model, one sentence per line")
     parser.add_argument("--hypotheses", type=Path, nargs="+", metavar="F", help="files of translations, line by line")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from dist_transformer.base.paths import usable_path
 from dist_transformer.base.urls import without_secrets
+from dist_transformer.config.stated import FlagRules
 from dist_transformer.config.wrong_names import LIST_FLAGS, list_flags, nearest, refuse_wrong_flags
 
 # Paragraphs with these beginnings are commands or tables; their lines are kept.
@@ -39,15 +40,18 @@ def _fill(paragraph: str, width: int) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that refuses wrong flags, a flag given twice, and paths and numbers that nothing can have.
+    """Parser that refuses wrong flags, flags without effect or given twice, and impossible paths and numbers.
 
     Args:
         taken: flags that the program takes out of the command line before.
+        rules: when the flags have an effect.
     """
 
-    def __init__(self, *arguments: Any, taken: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, taken: Sequence[str] = (), rules: FlagRules | None = None, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
-        self.taken = taken
+        self.taken, self.rules = taken, rules or FlagRules()
         self.given: set[str] = set()
         for kind in (None, "store"):
             self.register("action", kind, _StoreOnce)
@@ -65,7 +69,9 @@ class _Parser(argparse.ArgumentParser):
             raise SystemExit
         refuse_wrong_flags(words, self._option_string_actions, program=self.prog, also=self.taken)
         self.given.clear()
-        return super().parse_known_args(words, namespace)
+        parsed = super().parse_known_args(words, namespace)
+        self.rules.check({word.partition("=")[0] for word in words})
+        return parsed
 
     def _flags(self) -> dict[str, Sequence[str]]:
         """Return the flags that --help shows, each with its choices."""
@@ -121,15 +127,18 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def make_parser(description: str | None, *, shares_work: bool = False) -> argparse.ArgumentParser:
+def make_parser(
+    description: str | None, *, shares_work: bool = False, rules: FlagRules | None = None
+) -> argparse.ArgumentParser:
     """Make the parser of a command.
 
     Args:
         description: docstring of its module.
         shares_work: whether several processes can share its work.
+        rules: when its flags have an effect.
     """
     taken = ("--processes", "--import") if shares_work else ("--import",)
-    return _Parser(description=description, formatter_class=_Help, allow_abbrev=False, taken=taken)
+    return _Parser(description=description, formatter_class=_Help, allow_abbrev=False, taken=taken, rules=rules)
 
 
 def add_folder(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:

@@ -54,6 +54,7 @@ from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
 from dist_transformer.evaluation.closest import Closest
@@ -62,6 +63,7 @@ from dist_transformer.inference.files.formats import FORMATS, OutputFormat
 from dist_transformer.inference.files.parts import parts_of
 from dist_transformer.inference.loading import load_joint, read_joint_info
 from dist_transformer.inference.options import (
+    MBR_CONFLICTS,
     add_decoding_options,
     add_device_option,
     add_direction_options,
@@ -94,17 +96,27 @@ _INPUT = "standard input"
 _LONGEST_WAIT_MINUTES = 7 * 24 * 60.0
 # Flags for what to translate and where to write it; all other flags affect the translations.
 _PLACES = ("model", "input", "output", "device", "local_rank")
-_CONFLICTS = (
-    (("--prefix", "--noise"), "--noise changes the words that --prefix sets: leave one of them out"),
-    *(
-        (("--mbr", other), f"--mbr draws and chooses samples of its own: leave --mbr or {other} out")
-        for other in ("--sample", "--noise")
-    ),
-    (("--sample", "--noise"), "--sample draws translations and --noise needs a search: leave one of them out"),
-    *(
-        (("--closest-to", other), f"--closest-to chooses among the hypotheses of a beam: leave it or {other} out")
-        for other in ("--nbest", "--sample", "--noise", "--mbr")
-    ),
+_RULES = FlagRules(
+    needs={
+        "--input": "--output",
+        "--output": "--input",
+        "--format": "--nbest",
+        "--top-k --top-p --temperature --distinct": "--sample",
+        "--distinct": "--nbest",
+        # Only the scores of samples depend on it.
+        "--length-penalty with --sample": "--nbest",
+        "--epsilon": "--sample --mbr",
+        "--utility": "--mbr",
+        "--seed": "--sample --mbr --noise",
+    },
+    conflicts={
+        **MBR_CONFLICTS,
+        ("--beam", "--sample"): "which draws samples without a search",
+        ("--sample", "--mbr"): "which draws samples of its own",
+        ("--noise", "--sample --mbr --nbest"): "because noise is for the best translation of a search",
+        ("--prefix", "--noise"): "which changes its words",
+        ("--closest-to", "--nbest --sample --noise --mbr"): "because it chooses one of the hypotheses of a beam",
+    },
 )
 # Files with a line for each input line.
 _BESIDE = ("prefix", "closest_to")
@@ -330,33 +342,13 @@ def chunk_lines(arguments: argparse.Namespace, device_type: str) -> int:
 
 
 def _require_fitting(arguments: argparse.Namespace, world: World) -> None:
-    """Refuse flags that do not go together.
-
-    Raises:
-        UserError: flags do not go together, or do not fit the number of processes.
-    """
-    if (arguments.input is None) != (arguments.output is None):
-        given, missing = ("--input", "--output") if arguments.output is None else ("--output", "--input")
-        raise UserError(f"{given} needs {missing}: pass both, or neither for standard input and output")
+    """Refuse values of flags that do not go together, or do not fit the number of processes."""
     if arguments.output is not None:
         parts = parts_of(arguments.output)
         inputs = (*arguments.model, *files_beside(arguments).values(), *expand(arguments.input, "--input"))
         claim_file(arguments.output, "--output", inputs, beside=[parts])
     if arguments.input is None and world.size > 1:
         raise UserError(f"{world.size} processes cannot share standard input: pass --input and --output, or start one")
-    if arguments.format is not None and arguments.nbest is None:
-        raise UserError("--format needs --nbest: pass --nbest K, or leave --format out")
-    for flag in ("--top-k", "--top-p", "--temperature", "--distinct"):
-        value = vars(arguments)[flag.removeprefix("--").replace("-", "_")]
-        if value not in (None, False) and not arguments.sample:
-            raise UserError(f"{flag} needs --sample: add --sample, or leave {flag} out")
-    if arguments.epsilon is not None and not arguments.sample and arguments.mbr is None:
-        raise UserError("--epsilon needs --sample or --mbr: add one of them, or leave --epsilon out")
-    for flags, problem in _CONFLICTS:
-        if all(vars(arguments)[flag.removeprefix("--").replace("-", "_")] not in (None, False) for flag in flags):
-            raise UserError(problem)
-    if arguments.distinct and arguments.nbest is None:
-        raise UserError("--distinct compares several samples of a line: set their number with --nbest, or leave it out")
 
 
 def typed_lines(prompt: str) -> Iterator[bytes]:
@@ -375,7 +367,7 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, shares_work=True)
+    parser = make_parser(__doc__, shares_work=True, rules=_RULES)
     add_models_option(parser)
     parser.add_argument("--input", type=Path, nargs="+", metavar="F", help="text files, or patterns (default: stdin)")
     parser.add_argument("--output", type=Path, metavar="OUT", help="one file for all inputs (default: stdout)")
@@ -400,4 +392,7 @@ def parse_arguments() -> argparse.Namespace:
     add_device_option(parser, several_processes=True)
     # DeepSpeed's launcher adds this flag; the environment has the same value.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.closest_to is not None and arguments.beam == 1:
+        raise UserError("--closest-to has no effect with --beam 1, which has one hypothesis: set --beam to 2 or more")
+    return arguments

@@ -1,12 +1,45 @@
 """Checks of what a user states: repetitions, and settings without effect."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.wrong_names import plain_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagRules:
+    """When the flags of a command have an effect. Several flags are separated by spaces."""
+
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Flags, maybe with another flag ("--a with --b"), and those of which they need one."""
+    conflicts: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Flags, those of which each leaves them without effect, and why."""
+
+    def check(self, stated: Collection[str]) -> None:
+        """Refuse a flag that is stated although the others leave it without effect, also if it states the default.
+
+        Raises:
+            UserError: there is one; the error names both flags and the remedy.
+        """
+        for rule, others in self.needs.items():
+            flags, _, mode = rule.partition(" with ")
+            known = others.split()
+            if (mode and mode not in stated) or not set(known).isdisjoint(stated):
+                continue
+            for flag in flags.split():
+                if flag in stated:
+                    what = f"{flag} with {mode}" if mode else flag
+                    add = known[0] if len(known) == 1 else "one of them"
+                    raise UserError(f"{what} needs {' or '.join(known)}: add {add}, or leave {flag} out")
+        for (some, others), why in self.conflicts.items():
+            for flag, other in itertools.product(some.split(), others.split()):
+                if flag in stated and other in stated:
+                    raise UserError(f"{flag} has no effect with {other}, {why}: leave {flag} or {other} out")
 
 
 def _has_one_folder(config: TrainConfig) -> bool:

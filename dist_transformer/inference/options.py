@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of dtypes of torch by the names of their flags."""
+DECODING_FLAGS = (
+    "--direction --tag --beam --length-penalty --max-extra-tokens --precision --batch-tokens --mbr --utility --epsilon "
+    "--seed --split-over --device"
+)
+"""Flags of this module for decoding, the model aside."""
+MBR_CONFLICTS = {("--beam --length-penalty", "--mbr"): "which draws samples without a search"}
+"""Flags without effect on minimum Bayes risk decoding."""
 DECODING_PRECISIONS = (*PRECISIONS, "int8")
 """Precisions of a search. int8 means products of integers; all other operations are in bf16 or fp32."""
 # Padded source tokens times beam size. CPU: `base` in fp32 decodes 5.5, 5.6 and 5.9 sentences per CPU second at 4,096,
@@ -88,11 +95,9 @@ def mbr_settings(arguments: argparse.Namespace, *, language: str, nbest: int | N
     """Read the flags of minimum Bayes risk decoding; None: it was not asked for.
 
     Raises:
-        UserError: a value is out of range, or a flag is given without --mbr.
+        UserError: a value is out of range.
     """
     if arguments.mbr is None:
-        if arguments.utility is not None:
-            raise UserError("--utility is for --mbr: add --mbr N, or leave --utility out")
         return None
     from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings
 
@@ -123,20 +128,6 @@ def choose_split_over(given: str | int | None, default: int | None) -> int | Non
     if not str(given).isdecimal() or int(given) < 1:
         raise UserError(f"split_over is {given!r:.60}: it must be a number of tokens above 0, or no")
     return int(given)
-
-
-def decoding_flags(arguments: argparse.Namespace) -> list[str]:
-    """List the flags of this module for decoding that have no default value, the model aside."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_direction_options(parser)
-    add_decoding_options(parser)
-    add_mbr_options(parser)
-    add_split_option(parser, default="")
-    add_device_option(parser)
-    defaults = vars(parser.parse_args([]))
-    return [
-        f"--{name.replace('_', '-')}" for name in defaults if getattr(arguments, name, defaults[name]) != defaults[name]
-    ]
 
 
 def beam_settings(arguments: argparse.Namespace, *, nbest: int = 1) -> "BeamSettings":

@@ -57,8 +57,14 @@ def test_the_choice_among_samples_on_one_rank_and_on_two(
     expected = model.mbr(toy_lines[0][:25], samples=5, seed=3, epsilon=0.05, max_extra_tokens=5)
     assert found[0][:25] == [row[0].text for row in expected]
     for words, said in (
-        (("--seed", "2", "--hypotheses", source, "--tgt-lang", "de"), "--seed is for --model: leave it out with"),
-        (("--model", model_folder, "--src", source, "--epsilon", "0.1"), "--epsilon is for --mbr: add --mbr N"),
+        (
+            ("--seed", "2", "--hypotheses", source, "--tgt-lang", "de"),
+            "--seed has no effect with --hypotheses, which are",
+        ),
+        (
+            ("--model", model_folder, "--src", source, "--epsilon", "0.1"),
+            "--epsilon with --model needs --mbr: add --mbr",
+        ),
     ):
         done = run_python("tools/evaluate_bleu.py", *words, "--ref", reference)
         assert (done.returncode, done.stderr.startswith(f"error: {said}")) == (1, True), done.stderr
@@ -182,15 +188,21 @@ def test_hypotheses_without_a_model(
         ("--src a", "pass either --model or --hypotheses"),
         ("--model m --hypotheses h", "pass either --model or --hypotheses"),
         ("--model m", "--model needs a text to translate: pass it with --src"),
-        ("--model m --src a --tgt-lang de", "--tgt-lang is for --hypotheses, and a model has its own: leave it"),
+        ("--model m --src a --tgt-lang de", "--tgt-lang has no effect with --model, which has its own: leave"),
         ("--hypotheses h", "--hypotheses do not state their language: pass it with --tgt-lang, such as de"),
-        ("--hypotheses h --tgt-lang de --src a", "--src is for --model: leave it out with --hypotheses"),
+        (
+            "--hypotheses h --tgt-lang de --src a",
+            "--src has no effect with --hypotheses, which are translations already",
+        ),
         (
             "--hypotheses h --tgt-lang de --split-over 9",
-            "--split-over is for --model: leave it out with --hypotheses",
+            "--split-over has no effect with --hypotheses, which are translations already: leave --split-over or",
         ),
-        ("--hypotheses h --tgt-lang de --beam 5", "--beam is for --model: leave it out with --hypotheses"),
-        ("--hypotheses h --tgt-lang de --device cpu", "--device is for --model: leave it out with"),
+        ("--hypotheses h --tgt-lang de --beam 4", "--beam has no effect with --hypotheses, which are"),
+        ("--model m --src a --mbr 8 --beam 4", "--beam has no effect with --mbr, which draws samples without a search"),
+        ("--model m --src a --mbr 8 --length-penalty 0.6", "--length-penalty has no effect with --mbr, which"),
+        ("--model m --src a --seed 1", "--seed with --model needs --mbr: add --mbr, or leave --seed out"),
+        ("--hypotheses h --tgt-lang de --device cpu", "--device has no effect with --hypotheses"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
