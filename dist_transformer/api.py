@@ -34,7 +34,7 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
 from dist_transformer.inference.trained_model import TrainedModel
-from dist_transformer.model_folder import ModelInfo
+from dist_transformer.model_folder import ModelInfo, preparation_caution
 from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.child import run_child
 from dist_transformer.runtime.device import find_device
@@ -82,18 +82,18 @@ def prepare(
     """
     known = {*PrepareSettings.__dataclass_fields__, *inspect.signature(prepare).parameters} - {"settings"}
     refuse_wrong_settings(settings, known, "prepare")
-    return make_data_folder(
-        PrepareSettings(
-            out=Path(out),
-            sources=(*_text_files(src, tgt, "src", "tgt"), *sources),
-            validation=tuple(_text_files(valid_src, valid_tgt, "valid_src", "valid_tgt")),
-            vocab_size=vocab_size,
-            tokenizer=None if tokenizer is None else Path(tokenizer),
-            workers=workers,
-            **settings,
-        ),
-        report,
+    wanted = PrepareSettings(
+        out=Path(out),
+        sources=(*_text_files(src, tgt, "src", "tgt"), *sources),
+        validation=tuple(_text_files(valid_src, valid_tgt, "valid_src", "valid_tgt")),
+        vocab_size=vocab_size,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        workers=workers,
+        **settings,
     )
+    if caution := preparation_caution(wanted):
+        warnings.warn(caution, stacklevel=2)
+    return make_data_folder(wanted, report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import get_args
 from dist_transformer.base.errors import TransientError, UserError, report, say
 from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -24,7 +25,22 @@ from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.learning import DEFAULT_COVERAGE, LearnedKind
 from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.model_folder import preparation_caution
 from dist_transformer.run.outputs import claim_folder
+
+_RULES = FlagRules(
+    needs={
+        "--tsv-columns": "--tsv",
+        "--src-field --tgt-field": "--jsonl --parquet",
+        "--dataset-config --dataset-revision --dataset-split --dataset-valid-split --streaming": "--dataset",
+        "--vocabulary --vocab-sample-pairs --byte-fallback --character-coverage": "--vocab-size --src-vocab-size "
+        "--tgt-vocab-size",
+        "--segmentation-dropout --segmentation-alpha --segmented-side": "--segmentations",
+    },
+    conflicts={
+        ("--valid-pairs", "--valid-src --dataset-valid-split --toy"): "which has validation text",
+    },
+)
 
 
 def main() -> None:
@@ -58,6 +74,8 @@ def run(arguments: argparse.Namespace, ranks: MpiRanks) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         settings = ranks.together(lambda: settings_from(arguments, Path(scratch), workers))
         lost: list[TransientError] = []
+        if ranks.is_main and (caution := preparation_caution(settings)):
+            say(f"warning: {caution}", file=sys.stderr)
         prepare(settings, partial(print_line, lost=lost), ranks=ranks, show_progress=sys.stderr.isatty())
     if lost:
         raise UserError(f"{arguments.out} is complete, but {lost[0]}")
@@ -79,7 +97,7 @@ def print_line(line: str, lost: list[TransientError]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, rules=_RULES)
     defaults = {field.name: field.default for field in PrepareSettings.__dataclass_fields__.values()}
 
     text = parser.add_argument_group(
@@ -257,8 +275,6 @@ def settings_from(arguments: argparse.Namespace, scratch: Path, workers: int) ->
     sources = file_sources(arguments)
     valid_src, valid_tgt = expand(arguments.valid_src, "--valid-src"), expand(arguments.valid_tgt, "--valid-tgt")
     validation: list[PairSource] = list(line_files(valid_src, valid_tgt))
-    if arguments.streaming and not arguments.dataset:
-        raise UserError("--streaming is for --dataset only: leave it out")
     if arguments.dataset:
         if not (arguments.src_lang and arguments.tgt_lang):
             raise UserError("--dataset needs its two languages: pass --src-lang and --tgt-lang")

@@ -1,10 +1,12 @@
 """Directions of translation: two languages, and the tags in front of the source that select them."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.language_codes import is_same_language
 
 # Pieces of the vocabulary are letters, digits or signs, never a mixture, so no piece of text has this spelling.
 _TAG = re.compile(r"<[A-Za-z0-9][A-Za-z0-9_.:+-]*>|>>[A-Za-z0-9][A-Za-z0-9_.:+-]*<<")
@@ -39,6 +41,28 @@ def check_tags(tags: Sequence[str]) -> None:
             )
         if tags.count(tag) > 1:
             raise UserError(f"the tag {tag} appears twice: name each tag once")
+
+
+def tag_caution(known: Sequence[Direction], own: Direction, *, place: object, text: str) -> str | None:
+    """Describe sources that lack the tags that a model, or other data for it, has for that target language.
+
+    Args:
+        known: directions of the model folder or data folder `place`.
+        own: direction of the text, with its tags; `text` names it.
+
+    Returns:
+        one sentence with the remedy; None if nothing is missing.
+    """
+    same = [way for way in known if is_same_language(way.target_language, own.target_language)]
+    # Another tag may stand for a new language.
+    ways = same or ([] if own.tags else known)
+    if not ways or any(set(way.tags) <= set(own.tags) for way in ways):
+        return None
+    tags = dict.fromkeys(shlex.join(way.tags) for way in ways)
+    return (
+        f"{text} ({own}) lacks the tags of {place} ({', '.join(map(str, ways))}), so its sources differ from those "
+        f"that the model knows: prepare the text with --src-tag {' or '.join(tags)}, unless that is meant"
+    )
 
 
 def worth_stating(directions: Sequence[Direction]) -> tuple[Direction, ...]:

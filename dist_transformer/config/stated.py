@@ -3,10 +3,12 @@
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import refuse_secrets
+from dist_transformer.base.urls import is_url
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.wrong_names import plain_name
 
@@ -111,7 +113,7 @@ def stated_by_values(values: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> None:
-    """Refuse settings that were stated although the others leave them without effect.
+    """Refuse settings that were stated although the others leave them without effect, and a data folder given twice.
 
     Args:
         stated: names of settings, and how the user wrote them.
@@ -122,6 +124,12 @@ def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> Non
     for name, (is_unused, why) in _WITHOUT_EFFECT.items():
         if name in stated and is_unused(config):
             raise UserError(f"{stated[name]} has no effect here, because {why}")
+    places = config.corpora.data
+    folders = [place if is_url(place) else str(Path(place).resolve()) for place in places]
+    if twice := [place for place, folder in zip(places, folders, strict=True) if folders.count(folder) > 1]:
+        raise UserError(
+            f"--data has {twice[0]} twice: pass it once; a larger share of it is a matter of --data-weights"
+        )
     packs, tokens = (stated.get(f"batch.{name}_per_step") for name in ("packs", "target_tokens"))
     if packs and tokens:
         raise UserError(f"{packs} and {tokens} both set the size of a step: use one of them")

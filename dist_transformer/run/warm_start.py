@@ -8,6 +8,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.architecture import NOT_OF_WEIGHTS, OF_VOCABULARIES
+from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.model.transformer import Transformer
@@ -34,6 +35,8 @@ class InitialWeights:
     """Weights in fp32 on the host, by the names of `Transformer.named_parameters()`."""
     rows: tuple[Rows, Rows] | None = None
     """Rows of pieces that both vocabularies have, of sources and of targets; None if the vocabularies are the same."""
+    directions: tuple[Direction, ...] = ()
+    """Directions that the model was trained on."""
     note: str = ""
     """Line for the log: how many pieces the vocabularies share."""
 
@@ -82,7 +85,7 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary
         tensors |= dict.fromkeys(("target_embedding", "output_projection"), tensors["embedding"])
     sha256 = stated_weights(source).sha256
     if not is_other:
-        return InitialWeights(sha256=sha256, tensors=tensors)
+        return InitialWeights(sha256=sha256, tensors=tensors, directions=info.all_directions)
     rows, note = _shared_rows(tokenizer.source, their_tokenizer.source)
     target_rows = rows
     if model.target_vocab_size or info.model.target_vocab_size:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.directions import tag_caution
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.hardware import peak_flops
 from dist_transformer.cost.memory import ZeroSettings
@@ -159,6 +160,8 @@ def assemble(
     notes += [validator.note for validator in validators if validator.note]
     if isinstance(origin, CheckpointReader):
         notes += rate_cautions(config, origin)
+    elif origin is not None:
+        notes += tag_cautions(config, data, origin)
     _introduce(config, world, data, engine, reporter, notes)
     if world.is_main:
         _record_setting(config, described, world, engine, reporter, positions_PD)
@@ -295,6 +298,14 @@ def _introduce(
     slow = load_caution(load_of_machine(), torch.get_num_threads()) if threads else None
     if slow:
         reporter.say(f"warning: {slow}")
+
+
+def tag_cautions(config: TrainConfig, data: TrainingData, origin: InitialWeights) -> Iterator[str]:
+    """Yield a warning for each data folder without the tags that the model to start from was trained with."""
+    place = f"--init-from {config.checkpoints.init_from}"
+    for text, folder in zip(config.corpora.data, data.folders, strict=True):
+        if caution := tag_caution(origin.directions, folder.index.direction, place=place, text=text):
+            yield f"warning: {caution}"
 
 
 def rate_cautions(config: TrainConfig, origin: CheckpointReader) -> Iterator[str]:

@@ -16,6 +16,7 @@ from dist_transformer.config.flags import parameters, parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.model.transformer import Transformer
 from tests.conftest import run_python
 
@@ -216,6 +217,16 @@ def test_a_setting_without_effect_is_refused(flag: str, value: str, others: str,
     file = written(tmp_path / "mine.json", {group: {name: setting} for group in groups} or {name: setting})
     with pytest.raises(UserError, match=rf"^{'.'.join([*groups, name])} in \S*mine\.json "):
         parsed(*HERE, "--config", file, *others.split())
+
+
+def test_a_data_folder_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    places = [str(tmp_path / name) for name in ("data", "other", "link")]
+    config = TrainConfig.of(data=tuple(places[:2]), run_dir=tmp_path / "run")
+    refuse_without_effect({}, config)
+    for more in (places[0], f"{places[0]}/", places[2]):
+        with pytest.raises(UserError, match=r"^--data has \S+/data twice: pass it once; a larger share of it is"):
+            refuse_without_effect({}, config.changed(data=(*places[:2], more)))
 
 
 def test_a_file_starts_no_program(tmp_path: Path) -> None:

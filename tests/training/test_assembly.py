@@ -1,6 +1,7 @@
 """Plans that are hardly meant are named before training starts; those of the presets on their corpora are not."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,22 @@ from dist_transformer.config.settings import OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training import assembly
-from dist_transformer.training.assembly import _introduce, assemble, cautions, planned_epochs, rate_cautions
+from dist_transformer.training.assembly import (
+    _introduce,
+    assemble,
+    cautions,
+    planned_epochs,
+    rate_cautions,
+    tag_cautions,
+)
+from tests.small_model import restate
 
 
 def corpus(pairs: int, source_tokens: int, target_tokens: int) -> Any:
@@ -193,3 +205,22 @@ def test_a_finished_cosine_that_continues_is_named_with_both_rates() -> None:
         (twice, None, 1100),
     ):
         assert list(rate_cautions(config, checkpoint(updates, described))) == []
+
+
+def test_data_without_the_tags_of_its_model_is_named(
+    toy_data: DataFolder, model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer, tmp_path: Path
+) -> None:
+    data: Any = SimpleNamespace(folders=[toy_data])
+
+    def said(model: Path) -> list[str]:
+        config = TrainConfig.of(data=("mine",), run_dir=tmp_path / "run", init_from=model)
+        origin = read_initial_weights(model, random_model.config, toy_tokenizer, vocabulary="same")
+        return list(tag_cautions(config, data, origin))
+
+    assert said(model_folder) == []
+    tagged = Path(shutil.copytree(model_folder, tmp_path / "tagged"))
+    restate(tagged, directions=[{"source_language": "en", "target_language": "deu", "tags": [">>deu<<"]}])
+    assert said(tagged) == [
+        f"warning: mine (en-de) lacks the tags of --init-from {tagged} (en-deu >>deu<<), so its sources differ from "
+        "those that the model knows: prepare the text with --src-tag '>>deu<<', unless that is meant"
+    ]

@@ -292,7 +292,25 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
     for source, target in zip(sources, targets, strict=True):
         if source == target:
             raise UserError(f"{source} is both source and target: pass the file of the other language for one of them")
+    _refuse_crossed(sources, targets)
     return [LineFiles(source=source, target=target) for source, target in zip(sources, targets, strict=True)]
+
+
+def _refuse_crossed(sources: list[Path], targets: list[Path]) -> None:
+    """Refuse pairs whose names, apart from the language, are those of other pairs: `a.en` with `b.de`, and `a.de`."""
+    for name_of in (str, lambda path: path.name):
+        own, others = ([_without_language(path, name_of(path)) for path in side] for side in (sources, targets))
+        if own != others and sorted(own) == sorted(others):
+            i = next(i for i, name in enumerate(own) if name != others[i])
+            raise UserError(
+                f"{sources[i]} would be paired with {targets[i]}, but {targets[others.index(own[i])]} is given, too: "
+                "pass the target files in the order of the source files"
+            )
+
+
+def _without_language(path: Path, name: str) -> str:
+    """Return a file's name, or path, without the suffix of its language."""
+    return "".join(name.rpartition(f".{language_of(path)}")[::2])
 
 
 def _numbered(path: Path, spans: tuple[Span, ...]) -> Iterator[tuple[int, str | None]]:

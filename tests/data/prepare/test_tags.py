@@ -1,6 +1,7 @@
 """Preparations with tags: ids in front of the sources, and text as it was."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.subset import write_subset
 from tests.data.prepare.preparing import command, corpus, run, train_text, with_validation
+from tests.small_model import restate
 
 TAGS = ("<bt>", "<2de>")
 
@@ -110,3 +112,19 @@ def test_the_command_takes_tags_of_a_tokenizer(tmp_path: Path) -> None:
     more = DataFolder.open(tmp_path / "more")
     assert more.index.source_tags == TAGS
     assert {tuple(row[:2]) for row in sources_of(more.train)} == {(4, 5)}
+
+
+def test_text_without_the_tags_of_its_model_or_data_is_named(model_folder: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    restate(model, directions=[{"source_language": "en", "target_language": "deu", "tags": ["<2de>"]}])
+    run(tmp_path, corpus(40), "tagged", tags=("<2de>",), source_tags=("<2de>",))
+    for tokenizer in (model, tmp_path / "tagged/tokenizer.json"):
+        place = tokenizer if tokenizer.is_dir() else tokenizer.parent
+        files = ("--src", tmp_path / "train.en", "--tgt", tmp_path / "train.de", "--tokenizer", tokenizer)
+        done = command(*files, "--out", tmp_path / f"of_{place.name}")
+        assert done.returncode == 0, done.stderr
+        (said,) = done.stderr.splitlines()
+        assert said.startswith(f"warning: train.en + train.de (en-de) lacks the tags of {place} (en-de")
+        assert said.endswith("prepare the text with --src-tag '<2de>', unless that is meant")
+    done = command(*files, "--src-tag", "<2de>", "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")

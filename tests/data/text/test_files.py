@@ -346,3 +346,28 @@ def test_a_zstandard_window_that_is_too_large_is_refused(tmp_path: Path) -> None
     packed = zstandard.ZstdCompressor(compression_params=parameters).compressobj().compress(b"a" * 2**20)
     with pytest.raises(UserError, match=r"t\.zst is not a complete \.zst file .*too much memory"):
         list(read_lines(write(tmp_path / "t.zst", packed)))
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "wrong", "right"),
+    [
+        ("a.en b.en", "b.de a.de", "b.de", "a.de"),
+        ("x.en a.en.gz b.eng_Latn", "x.de b.deu_Latn a.de.gz", "b.deu_Latn", "a.de.gz"),
+        ("en/a.txt en/b.txt", "de/b.txt de/a.txt", "de/b.txt", "de/a.txt"),
+        ("x/train.en y/train.en", "y/train.de x/train.de", "y/train.de", "x/train.de"),
+        ("wmt.en ted.en", "ted.de wmt.de", "ted.de", "wmt.de"),
+        ("a.en b.en", "a.de b.de", None, None),
+        ("a.en b.en", "c.de d.de", None, None),
+        ("a.en b.en", "b.de c.de", None, None),
+        # Two translations of the same sources.
+        ("a.en a.en", "b.de a.de", None, None),
+        ("en/1.txt en/2.txt", "de/1.txt de/2.txt", None, None),
+    ],
+)
+def test_targets_in_another_order_are_refused(sources: str, targets: str, wrong: str | None, right: str | None) -> None:
+    ours, theirs = (list(map(Path, names.split())) for names in (sources, targets))
+    if wrong is None:
+        assert [(pair.source, pair.target) for pair in line_files(ours, theirs)] == list(zip(ours, theirs, strict=True))
+        return
+    with pytest.raises(UserError, match=f"would be paired with {wrong}, but {right} is given, too: pass the target"):
+        line_files(ours, theirs)
