@@ -43,8 +43,9 @@ from dist_transformer.inference.options import (
     add_direction_options,
     agreed_precision,
     beam_settings,
+    translate_command,
 )
-from dist_transformer.model_folder import refuse_other_content
+from dist_transformer.model_folder import ModelInfo, refuse_other_content
 from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.world import World, read_world
 
@@ -92,6 +93,12 @@ def average_once(arguments: argparse.Namespace) -> None:
         paths, notes = chosen.paths, [f"Chosen: {chosen.how}"]
     info = average(paths, arguments.out, notes=notes)
     say(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {arguments.out}")
+    say_next(arguments.out, info)
+
+
+def say_next(out: Path, info: ModelInfo) -> None:
+    first, *others = info.all_directions
+    say(f"next: {translate_command([out], first.name if others else None)}")
 
 
 def print_warnings(chosen: "ChosenWeights") -> None:
@@ -161,8 +168,9 @@ def write_best(result: "Sweep", out: Path) -> None:
     finally:
         # A standard output that is full does not lose them either.
         write_sweep(result, out)
-        average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
+        info = average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
     say(f"averaged {best.count} set(s) of weights: {out}")
+    say_next(out, info)
 
 
 def parse_arguments() -> argparse.Namespace:

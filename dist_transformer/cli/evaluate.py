@@ -47,6 +47,7 @@ from dist_transformer.inference.options import (
     beam_settings,
     choose_split_over,
     mbr_settings,
+    translate_command,
 )
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.world import World, read_world
@@ -117,6 +118,7 @@ def evaluate_model_folder(arguments: argparse.Namespace, world: World) -> None:
     if world.is_main:
         try:
             print_scores(evaluation)
+            say(f"next: {translate_command(arguments.model, arguments.direction, arguments.tag)}")
         finally:
             # A standard output that is full does not lose the scores.
             if arguments.json is not None:

@@ -46,13 +46,16 @@ At a terminal, each line is translated as you type it; Ctrl-D ends.
 
 import argparse
 import itertools
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.files import leaving_at_sigterm
 from dist_transformer.cli.parser import make_parser
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.text.files import expand
@@ -143,9 +146,25 @@ def main() -> None:
         timeout_minutes=_LONGEST_WAIT_MINUTES,
         ready=lambda: check_files(arguments, world),
     )
-    with group as device, error_of_all(world):
+    with resumable(world), group as device, error_of_all(world):
         require_agreement(vars(arguments))
         translate_files(arguments, device)
+
+
+@contextmanager
+def resumable(world: World) -> Iterator[None]:
+    """Say how to resume when Ctrl-C or SIGTERM ends the block.
+
+    A rank that waits for others in a collective runs no handler of Python. So SIGTERM ends one of several at once.
+    """
+    try:
+        with leaving_at_sigterm() if world.size == 1 else nullcontext():
+            yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        status = 128 + signal.SIGINT if isinstance(stop, KeyboardInterrupt) else stop.code
+        if status in (128 + signal.SIGINT, 128 + signal.SIGTERM) and world.is_main:
+            print("interrupted: run the same command again to resume", file=sys.stderr, flush=True)
+        raise SystemExit(status) from None
 
 
 def check_files(arguments: argparse.Namespace, world: World) -> None:

@@ -1,10 +1,12 @@
 """Command-line options that every decoding command shares."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.runtime.launch import as_typed, own_command
 
 # Torch costs seconds, and the flags need none of it.
 if TYPE_CHECKING:
@@ -62,6 +64,12 @@ def add_direction_options(parser: argparse.ArgumentParser | argparse._ArgumentGr
     parser.add_argument(
         "--tag", nargs="+", metavar="TAG", help="tags in front of every source (default: those of the direction)"
     )
+
+
+def translate_command(models: Sequence[Path], direction: str | None = None, tags: Sequence[str] | None = None) -> str:
+    """Return the command that translates lines as they are typed, for a user who has a model."""
+    flags = [*(("--direction", direction) if direction else ()), *(("--tag", *tags) if tags else ())]
+    return as_typed(own_command("translate", "--model", *models, *flags))
 
 
 def add_decoding_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

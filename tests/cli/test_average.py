@@ -48,19 +48,24 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return 0
 
 
+def next_line(out: Path) -> str:
+    return f"next: {as_typed(own_command('translate', '--model', out))}\n"
+
+
 def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "an out"
     for step in (1, 2, 3, 5):
         save(run, step)
     assert call(monkeypatch, "--run-dir", run, "--last", 2, "--out", out) == 0
     assert capsys.readouterr() == (
-        f"chosen: the last 2 weight files{NOT_COMPARED}\naveraged 2 set(s) of weights, steps 3, 5: {out}\n",
+        f"chosen: the last 2 weight files{NOT_COMPARED}\naveraged 2 set(s) of weights, steps 3, 5: {out}\n{next_line(out)}",
         "",
     )
     assert_mean(out, [3, 5])
     assert call(monkeypatch, "--run-dir", run, "--last", 3, "--every", 2, "--out", out) == 0
     how = f"the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0){NOT_COMPARED}"
-    assert capsys.readouterr() == (f"chosen: {how}\naveraged 3 set(s) of weights, steps 1, 3, 5: {out}\n", "")
+    averaged = f"averaged 3 set(s) of weights, steps 1, 3, 5: {out}\n"
+    assert capsys.readouterr() == (f"chosen: {how}\n{averaged}{next_line(out)}", "")
     assert_mean(out, [1, 3, 5])
     card = (out / "README.md").read_text(encoding="utf-8")
     assert f"- Chosen: {how}\n" in card
@@ -69,7 +74,7 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert call(monkeypatch, "--run-dir", run, "--best", 2, "--by", "nll", "--out", out) == 0
     how = "best validation nll at step 1 (1.5000), step 3 (1.6250)"
     assert capsys.readouterr() == (
-        f"chosen: {how}\naveraged 2 set(s) of weights, steps 1, 3: {out}\n",
+        f"chosen: {how}\naveraged 2 set(s) of weights, steps 1, 3: {out}\n{next_line(out)}",
         "warning: better by nll, but their weights were not kept: steps 0\n",
     )
     assert_mean(out, [1, 3])
@@ -90,7 +95,7 @@ def test_a_model_folder_is_for_whom_the_umask_lets(
 def test_averages_of_named_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:
     out = tmp_path / "out"
     assert call(monkeypatch, "--checkpoints", save(run, 1), save(run, 2), "--out", out) == 0
-    assert capsys.readouterr() == (f"averaged 2 set(s) of weights, steps 1, 2: {out}\n", "")
+    assert capsys.readouterr() == (f"averaged 2 set(s) of weights, steps 1, 2: {out}\n{next_line(out)}", "")
     assert_mean(out, [1, 2])
     assert "Chosen" not in (out / "README.md").read_text(encoding="utf-8")
 
@@ -124,7 +129,7 @@ def test_the_better_of_the_mean_and_the_newest_file(
     assert call(monkeypatch, run, "--out", out) == 0
     found = re.fullmatch(
         r"chosen: the last 2 weight files that were saved regularly; validation nll (.*), that of the newest one alone "
-        rf"(.*)\naveraged 2 set\(s\) of weights, steps 10, 20: {out}\n",
+        rf"(.*)\naveraged 2 set\(s\) of weights, steps 10, 20: {out}\nnext: .*\n",
         said := capsys.readouterr().out,
     )
     assert found, said

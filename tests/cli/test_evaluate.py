@@ -15,6 +15,7 @@ from dist_transformer.cli import evaluate as module
 from dist_transformer.cli.evaluate import main
 from dist_transformer.evaluation.bleu import score
 from dist_transformer.evaluation.compare import compare
+from dist_transformer.runtime.launch import as_typed, own_command
 from dist_transformer.runtime.world import World
 from tests.conftest import run_python
 
@@ -87,6 +88,7 @@ def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple
     assert reports[0] == reports[1]
     assert hypotheses[0] == hypotheses[1]
     assert screens[0] == screens[1]
+    assert screens[0].endswith(f"\nnext: {as_typed(own_command('translate', '--model', model_folder))}\n")
 
     report = reports[0]
     assert report["sentences"] == 27

@@ -142,6 +142,18 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.en.gz", "on_1.de", "on_2.de", "second.en"]
 
 
+def test_an_interruption_says_how_to_resume(model_folder: Path, files: list[Path], tmp_path: Path) -> None:
+    for parts, number in ((2, signal.SIGINT), (5, signal.SIGTERM)):
+        started = start(model_folder, files, tmp_path / "out.de")
+        wait_for_parts(tmp_path / "out.de", parts, started)
+        started[0].send_signal(number)
+        statuses, said = end(started)
+        assert (statuses, said.splitlines()[-1]) == (
+            [128 + number],
+            "interrupted: run the same command again to resume",
+        )
+
+
 @pytest.mark.slow
 def test_samples_noise_and_the_best_few_under_a_launcher(model_folder: Path, files: list[Path], tmp_path: Path) -> None:
     """The same on one rank and on two, and through standard input and output."""

@@ -13,8 +13,7 @@ from tests.conftest import ROOT
     [
         (1, False, "tiny"),
         (9_999, False, "tiny"),
-        (10_000, False, "multi30k"),
-        (5_000_000, False, "multi30k"),
+        (5_000_000, False, "tiny"),
         (9_999, True, "tiny"),
         (10_000, True, "multi30k"),
         (999_999, True, "multi30k"),
@@ -33,8 +32,6 @@ def test_the_stated_times_are_measured() -> None:
     assert (demo["steps"], demo["world_size"]) == (PRESETS["tiny"].max_steps, 2)
     minutes = f"about {round(demo['train_seconds'] / 60)} minutes"
     hours = round(json.loads((results / "multi30k.json").read_text("utf-8"))["wall_seconds"] / 3600)
-    assert preset_for(1, on_gpu=False)[1].endswith(f", {minutes} on two CPU cores")
-    assert preset_for(10_000, on_gpu=False)[1] == (
-        f"takes about {hours} hours on two CPU cores; for a first try, tiny takes {minutes}"
-    )
+    for pairs, better in ((9_999, ""), (10_000, f"; multi30k translates better, and takes about {hours} hours")):
+        assert preset_for(pairs, on_gpu=False)[1] == f"takes {minutes} on two CPU cores{better}"
     assert "CPU" not in preset_for(1, on_gpu=True)[1] + preset_for(10_000, on_gpu=True)[1]
