@@ -75,7 +75,7 @@ class Reporter:
         if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
             room = _terminal_room()
             form = _bar_format(max_steps, [], room)
-            self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0.05)
+            self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0)
         self.figures: list[str] = []
         self.metrics = MetricsFile(run_dir)
         validations = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
@@ -139,7 +139,8 @@ class Reporter:
         }
         self.record("epoch", step, values)
         name = f" of {self.corpora[epoch.corpus]}" if len(self.corpora) > 1 else ""
-        return f"epoch {epoch.epoch + 1}{name} done, {epoch.fill:.0%} full"
+        counts = f"{totals.pairs:,} sentences, {totals.target_tokens:,} target tokens"
+        return f"epoch {epoch.epoch + 1}{name} done: {counts} (packs {epoch.fill:.0%} full)"
 
     def samples(self, sheet: SampleSheet) -> None:
         """Write the translations of a validation, as a table, and their attention maps to TensorBoard."""

@@ -274,22 +274,26 @@ def _introduce(
     index = data.first.index
     corpora = " + ".join(folder.index.corpus for folder in data.folders)
     pairs = sum(folder.index.train.pairs for folder in data.folders)
-    batch = config.batch.packs_per_step * data.budgets.max_target_tokens
+    batch, packs = config.batch.packs_per_step * data.budgets.max_target_tokens, config.batch.packs_at_once
     languages = f"{', '.join(map(str, data.directions))}{', synthetic' if index.synthetic else ''}"
     epochs, target_tokens = (
         planned_epochs(config, data),
         sum(folder.index.train.target_tokens for folder in data.folders),
     )
     threads = f", {torch.get_num_threads()} thread(s) each" if engine.device.type == "cpu" else ""
+    per_step, accumulation = epochs / config.max_steps, config.batch.accumulation_steps(world.size)
+    sentences = (pairs - data.plan.skipped) * per_step
     skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
     reporter.say(
         f"{corpora} ({languages}): {pairs:,} pairs{skipped}\n"
-        f"{engine.parameters:,} parameters; {config.batch.packs_per_step} packs per step, "
-        f"at most {batch:,} target tokens (--batch.target-tokens-per-step {batch})\n"
+        f"{engine.parameters:,} parameters; a step has about {sentences:,.0f} sentences and "
+        f"{target_tokens * per_step:,.0f} target tokens ({config.batch.packs_per_step} packs, at most {batch:,}: "
+        f"--batch.target-tokens-per-step {batch})\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
-        "target tokens\n"
-        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}, "
-        f"accumulation {config.batch.accumulation_steps(world.size)} of {config.batch.packs_at_once} pack(s)"
+        f"target tokens in about {max(1, round(1 / per_step)):,} steps\n"
+        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}; in a step "
+        f"each computes {accumulation} x about {sentences / (world.size * accumulation):,.0f} sentences "
+        f"({packs} pack(s) at a time)"
     )
     for note in notes:
         reporter.say(note)

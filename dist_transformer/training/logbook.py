@@ -1,6 +1,8 @@
 """Record the steps of a run: ledger, metrics and lines for the user."""
 
 import dataclasses
+import math
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,9 @@ from dist_transformer.run.progress import Progress
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import peak_memory_bytes
+
+# These also compile, allocate memory and wait for the first data.
+_FIRST_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +119,36 @@ class Interval:
         return {"mfu": operations / (self.seconds * peak_flops)}
 
 
+@dataclass(slots=True)
+class Pace:
+    """Mean times of this start, for the time left: means of few steps jump when a machine has other work.
+
+    Times are in seconds of one monotonic clock.
+    """
+
+    began: float
+    steps: int = 0
+    validations: int = 0
+    validation_seconds: float = 0.0
+
+    def step(self, now: float) -> None:
+        self.steps += 1
+        if self.steps == _FIRST_STEPS:
+            self.began = now
+
+    def validated(self, seconds: float) -> None:
+        self.validations += 1
+        self.validation_seconds += seconds
+        # The rest of the time is that of steps and saves.
+        self.began += seconds
+
+    def left(self, now: float, *, steps: int, validations: int) -> float:
+        """Return the seconds of so many steps with their saves, and of so many validations, if any has been timed."""
+        timed = self.steps - _FIRST_STEPS if self.steps > _FIRST_STEPS else self.steps
+        validation = self.validation_seconds / self.validations if self.validations else 0.0
+        return steps * (now - self.began) / timed + validations * validation
+
+
 @dataclass(kw_only=True, slots=True)
 class Logbook:
     """Collect the interval between two log lines, and write it when it ends."""
@@ -128,10 +163,12 @@ class Logbook:
     peak_flops: float | None
     """Peak operations per second of all devices together; None if it is not known."""
     interval: Interval = field(default_factory=Interval)
+    pace: Pace = field(default_factory=lambda: Pace(time.monotonic()))
 
     def add(self, step: Step, computed: Computed) -> None:
         """Add a step; report shards that the plan lacks from it on, and epochs that it ended."""
         progress = self.progress
+        self.pace.step(time.monotonic())
         self.interval.add(progress.step, step, computed)
         for shard in step.left_out:
             part = " after a part of it was used" if shard.packs else ""
@@ -154,8 +191,7 @@ class Logbook:
         self.progress.ledger_chain = self.ledger.chain
         values = self._measures(interval, loss=loss, nll=nll)
         self._write(values)
-        left = (self.config.max_steps - self.progress.step) * interval.seconds / len(interval.steps)
-        self.reporter.train_line(self.progress.step, values, left)
+        self.reporter.train_line(self.progress.step, values, self._seconds_left())
         for text in interval.epochs.values():
             self.reporter.say(text)
 
@@ -195,6 +231,12 @@ class Logbook:
                 "the run resumes from its last checkpoint"
             ),
         )
+
+    def _seconds_left(self) -> float:
+        """Estimate the time to `max_steps`; a validation that is due now is still to come."""
+        step, last, every = self.progress.step, self.config.max_steps, self.config.validation.validate_every
+        validations = math.ceil(last / every) - (step - 1) // every if every else 0
+        return self.pace.left(time.monotonic(), steps=last - step, validations=validations)
 
     def _measures(self, interval: Interval, *, loss: float, nll: float) -> dict[str, Any]:
         progress = self.progress

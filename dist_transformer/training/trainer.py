@@ -275,7 +275,7 @@ class Trainer:
         Returns:
             why all ranks stop now, before the validation is complete; it is then done after the resume.
         """
-        progress, results = self.progress, list[ValidationResult]()
+        progress, results, started = self.progress, list[ValidationResult](), time.monotonic()
         self.watchdog.enter(Phase.EVALUATION, progress.step)
         for validator in self.validators:
             result = validator.run(self.engine, step=progress.step)
@@ -296,6 +296,7 @@ class Trainer:
             if len(self.validators) > 1:
                 self.reporter.say(f"step {progress.step}: {validator.direction.name} {result.text}")
         self._record_validation(results)
+        self.logbook.pace.validated(time.monotonic() - started)
         return None
 
     def _record_validation(self, results: list[ValidationResult]) -> None:

@@ -58,7 +58,8 @@ def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         save(run, step)
     assert call(monkeypatch, "--run-dir", run, "--last", 2, "--out", out) == 0
     assert capsys.readouterr() == (
-        f"chosen: the last 2 weight files{NOT_COMPARED}\naveraged 2 set(s) of weights, steps 3, 5: {out}\n{next_line(out)}",
+        f"chosen: the last 2 weight files{NOT_COMPARED}\n"
+        f"averaged 2 set(s) of weights, steps 3, 5: {out}\n{next_line(out)}",
         "",
     )
     assert_mean(out, [3, 5])

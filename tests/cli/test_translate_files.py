@@ -148,10 +148,8 @@ def test_an_interruption_says_how_to_resume(model_folder: Path, files: list[Path
         wait_for_parts(tmp_path / "out.de", parts, started)
         started[0].send_signal(number)
         statuses, said = end(started)
-        assert (statuses, said.splitlines()[-1]) == (
-            [128 + number],
-            "interrupted: run the same command again to resume",
-        )
+        assert statuses == [128 + number]
+        assert said.splitlines()[-1] == "interrupted: run the same command again to resume"
 
 
 @pytest.mark.slow

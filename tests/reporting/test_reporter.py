@@ -59,7 +59,7 @@ def test_records_of_a_kind(reporter: Reporter, tmp_path: Path) -> None:
 def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
     """900 of 10 · 100 source tokens, 2,940 of 10 · 300 target tokens, 3,840 of 4,000 together."""
     text = reporter.epoch(35, epoch_of(0))
-    assert text == "epoch 3 done, 96% full"
+    assert text == "epoch 3 done: 1,234 sentences, 2,940 target tokens (packs 96% full)"
     assert lines_of(tmp_path) == [
         {
             "kind": "epoch",
@@ -85,7 +85,7 @@ def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
 def test_epochs_of_several_corpora_are_told_apart(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, corpora=["news", "talks"])
     texts = [reporter.epoch(35, epoch_of(corpus)) for corpus in (0, 1)]
-    assert texts == ["epoch 3 of news done, 96% full", "epoch 3 of talks done, 96% full"]
+    assert [text.partition(" done")[0] for text in texts] == ["epoch 3 of news", "epoch 3 of talks"]
     assert [record["corpus"] for record in read_records(tmp_path, "epoch")] == [0, 1]
     reporter.close()
     assert {"z_more/epoch/corpus_1/fill", "z_more/epoch/corpus_2/fill"} <= scalars(tmp_path).keys()

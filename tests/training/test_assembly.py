@@ -138,7 +138,7 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     monkeypatch: pytest.MonkeyPatch,
     quiet: bool,
 ) -> None:
-    """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full."""
+    """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full; 2,000 / 37 and 75,600 / 37 per step."""
     # Other work on this machine adds a warning.
     monkeypatch.setattr(assembly, "load_of_machine", lambda: None)
     config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
@@ -154,13 +154,18 @@ def test_training_begins_with_its_epochs_and_the_warnings(
         assert output == ""
         return
     lines = output.splitlines()
-    assert lines[2] == "100 steps, about 2.7 epochs of 75,600 target tokens"
+    assert lines[1] == (
+        "1,234 parameters; a step has about 54 sentences and 2,043 target tokens (2 packs, at most 2,048: "
+        "--batch.target-tokens-per-step 2048)"
+    )
+    assert lines[2] == "100 steps, about 2.7 epochs of 75,600 target tokens in about 37 steps"
+    assert lines[3].endswith("; in a step each computes 2 x about 27 sentences (1 pack(s) at a time)")
     assert lines[4:6] == [
         "a note",
         "warning: --optimizer.warmup-steps 200 is not below --max-steps 100, so the learning rate would rise until the "
         "end: lower --optimizer.warmup-steps, or raise --max-steps",
     ]
-    assert lines[8] == "100,000 steps, about 2,703 epochs of 75,600 target tokens"
+    assert lines[8] == "100,000 steps, about 2,703 epochs of 75,600 target tokens in about 37 steps"
     assert lines[-1].startswith("warning: --max-steps 100000 means about 2,703 epochs of 75,600 target tokens, which")
     assert output.count("warning") == 2
 

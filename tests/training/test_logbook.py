@@ -5,7 +5,7 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.training.logbook import Interval
+from dist_transformer.training.logbook import Interval, Pace
 
 
 def test_utilization_by_hand() -> None:
@@ -22,3 +22,24 @@ def test_waiting_is_per_step_and_unknown_on_a_gpu() -> None:
     interval = Interval(steps=[7, 8, 9, 10], waited_seconds=2.0)
     assert interval.communication(torch.device("cpu")) == {"exposed_communication_seconds": 0.5}
     assert interval.communication(torch.device("cuda", 0)) == {}
+
+
+def test_the_time_left_does_not_jump_with_the_last_steps() -> None:
+    """Seconds by hand: 50 in the first 5 steps, which do not count; then 95 steps of 1 s, 20 of 3 s, and a validation."""
+    pace = Pace(began=0.0)
+    for step in range(1, 101):
+        pace.step(10.0 * step if step <= 5 else 45.0 + step)
+    assert pace.left(145.0, steps=900, validations=5) == 900
+    for step in range(1, 21):
+        pace.step(145.0 + 3 * step)
+    assert pace.left(205.0, steps=880, validations=5) == pytest.approx(880 * 155 / 115)
+    pace.validated(7.0)
+    assert pace.left(212.0, steps=880, validations=4) == pytest.approx(880 * 155 / 115 + 4 * 7)
+
+
+def test_a_start_has_a_time_left_from_its_first_step() -> None:
+    pace = Pace(began=100.0)
+    # Of a resumed run, whose validation came first.
+    pace.validated(7.0)
+    pace.step(109.0)
+    assert pace.left(109.0, steps=10, validations=1) == 10 * 2 + 7
