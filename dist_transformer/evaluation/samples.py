@@ -17,6 +17,8 @@ from dist_transformer.inference.attention_maps import cross_attention_maps, read
 from dist_transformer.inference.translator import Translator
 from dist_transformer.run.layout import SAMPLES, step_name
 
+# Characters of a text in the log.
+_SHOWN = 60
 # Longer sentences get no maps: their pictures would be illegible, and a map of 1,024 by 1,024 is 6 MB of text.
 LONGEST_MAP = 60
 
@@ -136,6 +138,15 @@ def make_samples(
             )
         )
     return tuple(samples)
+
+
+def lines_of(sheet: SampleSheet) -> str:
+    """Return lines of a log with the first sample of a sheet, the same sentence each time; its texts are shortened."""
+    lines = []
+    for name in ("source", "hypothesis", "reference"):
+        text = " ".join(getattr(sheet.samples[0], name).split())
+        lines.append(f"  {f'{name}:':11} {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 1]}…'}")
+    return "\n".join(lines)
 
 
 def _mean_of_heads(translator: Translator, source: list[int], target: list[int]) -> list[list[list[float]]] | None:

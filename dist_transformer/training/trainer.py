@@ -24,7 +24,7 @@ from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.prefetch import Prefetcher
 from dist_transformer.data.loading.sharing import Sharing
-from dist_transformer.evaluation.samples import write_sheet
+from dist_transformer.evaluation.samples import lines_of, write_sheet
 from dist_transformer.model.loss import LossSums
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention, Saved
@@ -320,6 +320,8 @@ class Trainer:
         elif progress.best:
             text += ", best was {1:.3f} at step {0}".format(*progress.best[0])
         self.reporter.say(f"step {progress.step}: validation {text}")
+        for sheet in sheets:
+            self.reporter.say(lines_of(sheet))
 
     def _is_due(self, every: int) -> bool:
         return self.progress.step % every == 0

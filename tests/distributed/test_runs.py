@@ -351,6 +351,7 @@ def test_the_best_weights_stay_and_validation_changes_nothing(toy_data: DataFold
     sources, references = toy_data.valid_text()
     assert (sheets[-1].samples[0].source, sheets[-1].samples[-1].reference) == (sources[0], references[-1])
     assert f"BLEU {records[-1]['bleu']:.1f}, chrF {records[-1]['chrf']:.1f}, TER {records[-1]['ter']:.1f}" in output
+    assert output.count("\n  hypothesis: ") == len(records)
     for number, (record, sheet) in enumerate(zip(records, sheets, strict=True), 1):
         hypotheses = (seen / str(number)).read_text("utf-8").removesuffix("\n").split("\n")
         assert hypotheses == [sample.hypothesis for sample in sheet.samples]

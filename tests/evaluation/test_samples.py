@@ -16,6 +16,7 @@ from dist_transformer.evaluation.samples import (
     LONGEST_MAP,
     Sample,
     SampleSheet,
+    lines_of,
     make_samples,
     read_sheets,
     write_sheet,
@@ -112,6 +113,17 @@ def sample_sheet(step: int = 1000, **settings: Any) -> SampleSheet:
     values = {"step": step, "sentences": 500, "bleu": 12.5, "signature": "nrefs:1|tok:13a", "samples": (first, second)}
     values |= {"chrf": 40.5, "ter": 70.25, "signatures": {"chrf": "nrefs:1|nc:6", "ter": "nrefs:1|tok:tercom"}}
     return SampleSheet(**{**values, **settings})
+
+
+def test_the_log_shows_the_first_sample_shortened() -> None:
+    """Of 61 characters, also without spaces, 59 and a sign are left; white space cannot start a line."""
+    texts = {"source": "中" * 61, "hypothesis": "a\u2028b\n c", "reference": "d" * 60}
+    first = dataclasses.replace(sample_sheet().samples[0], **texts)
+    assert lines_of(sample_sheet(samples=(first, *sample_sheet().samples))).splitlines() == [
+        f"  source:     {'中' * 59}…",
+        "  hypothesis: a b c",
+        f"  reference:  {'d' * 60}",
+    ]
 
 
 def test_a_sheet_comes_back(tmp_path: Path) -> None:
