@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,20 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(run: Path) -> None:
     run.write_text("a file where the run folder should be")
     with pytest.raises(UserError, match=r"cannot write the checkpoint \(.*\): free space or fix the folder"):
         save(run, 1)
+
+
+@pytest.mark.parametrize("folder", ["weights", "checkpoints"])
+def test_a_folder_of_a_run_may_be_a_mount_of_its_own(run: Path, folder: str) -> None:
+    (run / folder).mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(run / folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        assert checkpoint_problem(save(run, 10)) is None
+        assert sorted(names(run / "weights")) == ["SHA256SUMS", "step-00000010.safetensors"]
+        assert _rubbish(run) == []
+    finally:
+        subprocess.run(["umount", str(run / folder)], check=True)
 
 
 def test_everything_is_on_disk_before_the_names_change(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     monkeypatch: pytest.MonkeyPatch,
     quiet: bool,
 ) -> None:
-    """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full. Per step: 2,000 / 37 and 75,600 / 37."""
+    """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full."""
     # Other work on this machine adds a warning.
     monkeypatch.setattr(assembly, "load_of_machine", lambda: None)
     config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)

@@ -273,6 +273,8 @@ class CheckpointWriter:
     def _clean_up(self, temporary: Path, snapshot: _Snapshot) -> None:
         """Clean up after a failed save; if another training has the folder by now, remove only this save's files."""
         weights = [self.run_dir / WEIGHTS / name for name in _weight_files(snapshot)]
+        for name in _weight_files(snapshot):
+            _remove(self._unnamed(name))
         is_complete = (self.run_dir / CHECKPOINTS / snapshot.name).exists()
         try:
             self._fence()
@@ -291,7 +293,7 @@ class CheckpointWriter:
         part = temporary / f"part-{distributed.rank():05d}.safetensors"
         files = {part.name: _write_tensors(part, snapshot.share)}
         for name, tensors in _weight_files(snapshot).items():
-            files[name] = _write_tensors(temporary / name, tensors, snapshot.weights_metadata)
+            files[name] = _write_tensors(self._unnamed(name), tensors, snapshot.weights_metadata)
         return files
 
     def _commit(self, temporary: Path, snapshot: _Snapshot, files: dict[str, Any]) -> None:
@@ -299,7 +301,7 @@ class CheckpointWriter:
             sync(file)
         common = {"format_version": FORMAT_VERSION, "versions": versions()}
         for name in _weight_files(snapshot):
-            self._name_weights(temporary / name, files)
+            self._name_weights(name, files)
         _write_json(temporary / STATE_FILE, {**common, **snapshot.state})
         files[STATE_FILE] = _describe(temporary / STATE_FILE)
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
@@ -316,14 +318,18 @@ class CheckpointWriter:
         _remove(replaced)
         self._prune(snapshot)
 
-    def _name_weights(self, written: Path, files: dict[str, Any]) -> None:
+    def _unnamed(self, name: str) -> Path:
+        """Return the place of a weight file until it is complete: in its folder, which may be a mount of its own."""
+        return self.run_dir / WEIGHTS / f".{name}.{self._token}.tmp"
+
+    def _name_weights(self, name: str, files: dict[str, Any]) -> None:
         """Move the weight file to its final name, which has its hash in SHA256SUMS even if the process is killed."""
-        file = self.run_dir / WEIGHTS / written.name
+        file = self.run_dir / WEIGHTS / name
         self._fence()
         remove(file)
         _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]}, fence=self._fence)
         self._fence()
-        move(written, file)
+        move(self._unnamed(name), file)
 
     def _prune(self, snapshot: _Snapshot) -> None:
         retention, newest = snapshot.retention, snapshot.state["step"]
