@@ -34,7 +34,8 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
 from dist_transformer.inference.trained_model import TrainedModel
-from dist_transformer.model_folder import ModelInfo, preparation_caution
+from dist_transformer.model_folder import ModelInfo
+from dist_transformer.model_tags import preparation_caution
 from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.child import run_child
 from dist_transformer.runtime.device import find_device

@@ -30,13 +30,11 @@ from dist_transformer.base.files import (
 from dist_transformer.base.locks import is_locked
 from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
-from dist_transformer.config.directions import Direction, choose_direction, tag_caution, worth_stating
+from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.config.language_codes import base_language
 from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.folder.marks import LanguageMarks
-from dist_transformer.data.folder.reader import read_index
-from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_paths import (
@@ -214,20 +212,6 @@ def read_model_info(path: Path) -> ModelInfo:
         UserError: it is missing, damaged, or of another format.
     """
     return _read_config(path)[0]
-
-
-def preparation_caution(settings: PrepareSettings) -> str | None:
-    """Describe a text without the tags of the model folder, or data folder, whose vocabulary it is prepared with."""
-    tokenizer, known = settings.vocabularies[0].tokenizer, list[Direction]()
-    if tokenizer is None:
-        return None
-    with contextlib.suppress(UserError):
-        known += read_model_info(tokenizer.parent).all_directions
-    with contextlib.suppress(UserError):
-        known.append(read_index(tokenizer.parent).direction)
-    source, target = settings.languages
-    own = Direction(source_language=source, target_language=target, tags=settings.source_tags)
-    return tag_caution(known, own, place=tokenizer.parent, text=settings.sources[0].name)
 
 
 def stated_weights(path: Path) -> Stated:

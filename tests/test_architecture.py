@@ -35,7 +35,7 @@ LAYERS = [
     {"data.prepare", "data.loading"},
     {"model_paths"},
     {"model_folder"},
-    {"run", "inference"},
+    {"run", "inference", "model_tags"},
     {"evaluation"},
     {"reporting", "averaging", "serving"},
     {"training.engine", "training.fault_tolerance"},

@@ -25,7 +25,7 @@ from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.learning import DEFAULT_COVERAGE, LearnedKind
 from dist_transformer.data.vocabulary.normalization import Normalization
-from dist_transformer.model_folder import preparation_caution
+from dist_transformer.model_tags import preparation_caution
 from dist_transformer.run.outputs import claim_folder
 
 _RULES = FlagRules(

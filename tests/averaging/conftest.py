@@ -18,6 +18,7 @@ from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.run.checkpoint.reader import weight_hashes
 from dist_transformer.run.checkpoint.state import MOMENTS, ParameterState
 from dist_transformer.run.checkpoint.writer import Retention
+from dist_transformer.run.folder import run_identity
 from dist_transformer.run.layout import WEIGHT_HASHES, step_name
 from tests.run.saving import save_checkpoint
 
@@ -49,7 +50,8 @@ def describe(step: int, model: ModelConfig = MODEL, tokenizer: Tokenizer = TOKEN
         "target_language": "de",
         "corpus": "hand-written",
         "synthetic": False,
-        "run": "a" * 16,
+        # That of a config.json without the settings that identify a run.
+        "run": run_identity({}),
         "train_seconds": 60.0 * step,
         **other,
     }

@@ -24,6 +24,7 @@ from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.normalization import Normalization
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
+from dist_transformer.run.folder import run_identity
 from dist_transformer.run.layout import step_name
 from tests.averaging.conftest import (
     MODEL,
@@ -55,7 +56,7 @@ def test_the_mean_of_different_kinds_of_sources(mixed: list[Path], tmp_path: Pat
     assert_mean(tmp_path / "out", [1, 2, 3])
     assert info == read_model_info(tmp_path / "out")
     assert info.steps == (1, 2, 3)
-    assert (info.model, info.corpus, info.synthetic, info.run) == (MODEL, "hand-written", False, "a" * 16)
+    assert (info.model, info.corpus, info.synthetic, info.run) == (MODEL, "hand-written", False, run_identity({}))
     model, tokenizer, _ = load_model(tmp_path / "out", torch.device("cpu"))
     assert tokenizer.sha256 == TOKENIZER.sha256
     assert model.embedding.shape[0] == TOKENIZER.vocab_size

@@ -22,6 +22,7 @@ from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
+from dist_transformer.run.folder import run_identity
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.averaging.conftest import MODEL, random_weights, save, validated
 from tests.averaging.test_mean import assert_mean
@@ -121,8 +122,8 @@ def test_the_better_of_the_mean_and_the_newest_file(
     model = dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size, max_positions=200)
     alike = {name: torch.zeros_like(weight) for name, weight in random_weights(1, model).items()}
     noise = random_weights(2, model)
-    about = {"model": model, "tokenizer": tokenizer, "interrupted": False}
     data = {"data": [str(toy_data.path)], "data_sha256": [sha256_of(toy_data.path / "index.json")]}
+    about = {"model": model, "tokenizer": tokenizer, "interrupted": False, "run": run_identity(data)}
     out = tmp_path / "out"
     save(run, 10, noise, **about)
     save(run, 20, {name: -weight for name, weight in noise.items()}, **about)

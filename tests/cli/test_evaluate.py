@@ -103,9 +103,10 @@ def test_the_same_scores_on_one_rank_and_on_two(model_folder: Path, files: tuple
     assert {name: report[name] for name in expected.report()} == expected.report()
     assert report["signature"] == expected.bleu_cased.signature
     assert report["split_over"] is None
-    (note,) = report["notes"]
-    assert note.startswith("1 line of more than 154 tokens: translated in parts")
-    assert f"note: {note}" in screens[0]
+    parts, cut = report["notes"]
+    assert parts.startswith("1 line of more than 154 tokens: translated in parts")
+    assert "cut at the limit of source + 5 tokens" in cut
+    assert all(f"note: {note}" in screens[0] for note in report["notes"])
     assert "SYNTHETIC" in screens[0]
     assert str(expected) in screens[0]
 

@@ -116,7 +116,7 @@ def sample_sheet(step: int = 1000, **settings: Any) -> SampleSheet:
 
 
 def test_the_log_shows_the_first_sample_shortened() -> None:
-    """Of 61 characters, also without spaces, 59 and a sign are left; white space cannot start a line."""
+    """59 of 61 characters are left, and a sign, also without spaces; white space cannot start a line."""
     texts = {"source": "中" * 61, "hypothesis": "a\u2028b\n c", "reference": "d" * 60}
     first = dataclasses.replace(sample_sheet().samples[0], **texts)
     assert lines_of(sample_sheet(samples=(first, *sample_sheet().samples))).splitlines() == [

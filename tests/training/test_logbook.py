@@ -25,7 +25,7 @@ def test_waiting_is_per_step_and_unknown_on_a_gpu() -> None:
 
 
 def test_the_time_left_does_not_jump_with_the_last_steps() -> None:
-    """By hand: 50 s in the first 5 steps, which do not count; then 95 steps of 1 s, 20 of 3 s, and a validation."""
+    """Expected by hand: 50 s in 5 steps that do not count, then 95 steps of 1 s, 20 of 3 s, and a validation."""
     pace = Pace(began=0.0)
     for step in range(1, 101):
         pace.step(10.0 * step if step <= 5 else 45.0 + step)
