@@ -19,12 +19,15 @@ from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, U
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.hostile import HOSTILE
 from dist_transformer.export.peer import SENTENCES, Exported, IdPair, Peer, in_batches
-from dist_transformer.inference.scoring import read_targets, score_ids
+from dist_transformer.inference.scoring import read_targets
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 
 LARGEST_DIFFERENCE = 1e-4
-"""Largest difference between a token's log-probabilities in fp32."""
+"""Largest difference between a token's log-probabilities in fp32, if the highest logit is at most `USUAL_SPREAD` above
+the mean; otherwise in proportion to that, because rounding is. At a spread of 18, transformers and ours differed by
+1.5e-5 (74M random parameters)."""
+USUAL_SPREAD = 10.0
 LEAST_IDENTICAL = 0.995
 """Least share of lines with the same greedy output; rounding can change a choice between almost equal tokens."""
 BLEU_TOLERANCE = 0.2
@@ -215,18 +218,20 @@ class Gate:
         progress: Progress,
         *,
         longest: int,
+        given: int | None = None,
         tags: Sequence[str] = (),
     ) -> None:
         """Encode the texts that the checks compare.
 
         Args:
             longest: most tokens per greedy output.
+            given: most tokens of a text that the models read; None: as many as ours has positions for.
             tags: tags in front of every source.
         """
         self.model, self.tokenizer, self.peer, self.dev, self.longest = model, tokenizer, peer, dev, longest
-        self.progress = progress
+        self.progress, self.allowed = progress, LARGEST_DIFFERENCE
         self.prefix = tokenizer.source.tag_ids(tags)
-        room = model.config.max_positions - 1
+        room = given or model.config.max_positions - 1
         hostile = [*filter(peer.reads, HOSTILE)]
         texts = [*dev.sources, *hostile]
         # The target of each hostile string is the next one.
@@ -258,8 +263,15 @@ class Gate:
         return Check.that(not wrong, name="decoding", found=found)
 
     def log_probabilities(self) -> Check:
-        scores = score_ids(self.model, self.pairs, device=self.model.embedding.device)
-        ours = [np.array(score.token_log_probabilities) for score in scores]
+        spread = 0.0
+
+        def read(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+            nonlocal spread
+            spread = max(spread, float((logits_TV.amax(1) - logits_TV.mean(1)).max()))
+            return logits_TV.gather(1, targets_T[:, None])[:, 0] - logits_TV.logsumexp(1)
+
+        ours = read_targets(self.model, self.pairs, read, device=self.model.embedding.device)
+        self.allowed = LARGEST_DIFFERENCE * max(1.0, spread / USUAL_SPREAD)
         theirs = self.peer.log_probabilities(self.pairs)
         if [len(row) for row in ours] != [len(row) for row in theirs]:
             return Check.that(False, name="log-probabilities", found="the numbers of tokens differ")
@@ -267,9 +279,9 @@ class Gate:
         counted = f"of {sum(map(len, ours)):,} given target tokens"
         return Check.that(
             # NaN fails this comparison.
-            worst <= LARGEST_DIFFERENCE,
+            worst <= self.allowed,
             name="log-probabilities",
-            found=f"those {counted} differ by at most {worst:.1e}; {LARGEST_DIFFERENCE:.0e} is allowed",
+            found=f"those {counted} differ by at most {worst:.1e}; {self.allowed:.1e} is allowed",
         )
 
     def greedy(self) -> Check:
@@ -290,7 +302,7 @@ class Gate:
         for output, gaps in zip(outputs, self._gaps(pairs), strict=True):
             # An output at the limit may not have ended.
             compared = gaps if len(output) < self.longest - 1 else gaps[:-1]
-            same += all(gap <= LARGEST_DIFFERENCE for gap in compared)
+            same += all(gap <= self.allowed for gap in compared)
         return Check.that(
             same >= LEAST_IDENTICAL * len(pairs),
             name="greedy search",
@@ -314,7 +326,7 @@ def dev_size(dev: DevText) -> list[Check]:
     lines = len(dev.numbers)
     if lines >= COMPARED_LINES:
         return []
-    found = f"only {lines:,} lines were compared, so rare differences may be missed, and BLEU says little"
+    found = f"only {lines:,} lines were compared, so rare differences may be missed"
     remedy = f"pass {COMPARED_LINES:,} lines of dev text or more"
     return [Check(name="dev text", found=found, state="warn", remedy=remedy)]
 

@@ -172,26 +172,43 @@ def refuse_what_marian_lacks(config: ModelConfig) -> None:
 
 def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
     """Convert our parameters to Marian's names, with the residual dimension in Marian's order."""
-    width = model.config.width
-    order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    order = residual_order(model.config.width).to(model.embedding.device)
+    out = {
+        name: part if dim is None else part.index_select(dim, order)
+        for name, (part, dim) in marian_parts(model).items()
+    }
+    out.setdefault(BIAS, model.embedding.detach().new_zeros(1, model.config.output_size))
+    return out
+
+
+def residual_order(width: int) -> torch.Tensor:
+    """Return our place in the residual dimension of each of Marian's."""
+    return torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+
+
+def marian_parts(model: Transformer) -> dict[str, tuple[torch.Tensor, int | None]]:
+    """Return the part of our parameters that each of Marian's weights is, as a view, by Marian's names.
+
+    With it comes the dimension that Marian has in `residual_order`, or None.
+    """
     state = model.state_dict()
-    out: dict[str, torch.Tensor] = {}
+    out: dict[str, tuple[torch.Tensor, int | None]] = {}
 
     def norm(theirs: str, ours: str) -> None:
         for kind in ("weight", "bias"):
-            out[f"{theirs}.{kind}"] = state[f"{ours}.norm.{kind}"][order]
+            out[f"{theirs}.{kind}"] = state[f"{ours}.norm.{kind}"], 0
 
     def attention(theirs: str, ours: str) -> None:
         for kind in ("weight", "bias"):
             for letter, part in zip("qkv", state[f"{ours}.qkv_{kind}"].chunk(3), strict=True):
-                out[f"{theirs}.{letter}_proj.{kind}"] = part[:, order] if kind == "weight" else part
-            out[f"{theirs}.out_proj.{kind}"] = state[f"{ours}.output.{kind}"][order]
+                out[f"{theirs}.{letter}_proj.{kind}"] = part, 1 if kind == "weight" else None
+            out[f"{theirs}.out_proj.{kind}"] = state[f"{ours}.output.{kind}"], 0
 
     def feed_forward(theirs: str, ours: str) -> None:
-        out[f"{theirs}.fc1.weight"] = state[f"{ours}.feed_forward.inner.weight"][:, order]
-        out[f"{theirs}.fc1.bias"] = state[f"{ours}.feed_forward.inner.bias"]
-        out[f"{theirs}.fc2.weight"] = state[f"{ours}.feed_forward.outer.weight"][order]
-        out[f"{theirs}.fc2.bias"] = state[f"{ours}.feed_forward.outer.bias"][order]
+        out[f"{theirs}.fc1.weight"] = state[f"{ours}.feed_forward.inner.weight"], 1
+        out[f"{theirs}.fc1.bias"] = state[f"{ours}.feed_forward.inner.bias"], None
+        out[f"{theirs}.fc2.weight"] = state[f"{ours}.feed_forward.outer.weight"], 0
+        out[f"{theirs}.fc2.bias"] = state[f"{ours}.feed_forward.outer.bias"], 0
         norm(f"{theirs}.final_layer_norm", f"{ours}.ffn_residual")
 
     for side, count in (("encoder", model.config.encoder_layers), ("decoder", model.config.decoder_layers)):
@@ -203,6 +220,7 @@ def marian_weights(model: Transformer) -> dict[str, torch.Tensor]:
                 attention(f"{theirs}.encoder_attn", f"{ours}.cross_attention")
                 norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}.cross_residual")
             feed_forward(theirs, ours)
-    out |= {name: state[ours][:, order] for name, (ours, _) in matrices_of(model.config).items()}
-    out[BIAS] = state.get("output_bias", state["embedding"].new_zeros(model.config.output_size))[None]
+    out |= {name: (state[ours], 1) for name, (ours, _) in matrices_of(model.config).items()}
+    if "output_bias" in state:
+        out[BIAS] = state["output_bias"][None], None
     return out

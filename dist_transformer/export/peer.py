@@ -8,8 +8,9 @@ import numpy as np
 
 from dist_transformer.base.errors import UserError
 
-# Sentences per batch of a library.
+# Sentences per batch of a library, and their tokens, padded.
 SENTENCES = 64
+_TOKENS = 16_384
 
 IdPair = tuple[list[int], list[int]]
 """Source and target, without special tokens."""
@@ -51,8 +52,14 @@ def require_library(name: str) -> None:
         raise UserError(f"{name} is not installed: in the clone, pip install -e '.[export]'")
 
 
-def in_batches(lengths: Sequence[int], size: int = SENTENCES) -> Iterator[list[int]]:
-    """Yield the indices of sentences in batches of similar length, longest first."""
+def in_batches(lengths: Sequence[int], tokens: int = _TOKENS) -> Iterator[list[int]]:
+    """Yield the indices of sentences in batches of similar length, longest first.
+
+    Args:
+        tokens: most tokens of a batch, padded; a longer sentence is a batch of its own.
+    """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    while order:
+        size = min(SENTENCES, max(1, tokens // max(1, lengths[order[0]])))
+        yield order[:size]
+        order = order[size:]

@@ -14,11 +14,17 @@ from dist_transformer.data.text.lines import read_lines
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
-from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress
+from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress, dev_size
+from dist_transformer.export.hostile import HOSTILE
 from dist_transformer.export.huggingface import longest_output
 from dist_transformer.importing.marian_folder import our_weights
 from dist_transformer.importing.originals import open_original
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
+
+READ_LINES = 20
+"""Most of the compared lines that the models read and translate; the others compare ids and texts of ids."""
+LONGEST = 16
+"""Most tokens of a text that they read or write. Weights that never end a text must not take longer than others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +69,18 @@ def import_marian(
     with original.load(device, tags[:1]) as loaded:
         model = our_weights(loaded.weights, info.model, vocabulary).to(device)
         dev = _dev_text(settings, vocabulary)
-        progress.begin(len(dev.sources))
-        longest = longest_output(config.max_positions)
-        gate = Gate(model, vocabulary, loaded.peer, dev, progress, longest=longest, tags=tags[:1])
-        checks = []
-        for check in (gate.token_ids, gate.decoding, gate.log_probabilities, gate.greedy):
+        read = dev.sample(READ_LINES)
+        progress.begin(len(read.sources) + len(HOSTILE))
+        longest = min(longest_output(config.max_positions), LONGEST)
+        texts, models = (
+            Gate(model, vocabulary, loaded.peer, each, progress, longest=longest, given=longest, tags=tags[:1])
+            for each in (dev, read)
+        )
+        checks = dev_size(dev)
+        for check in (texts.token_ids, texts.decoding, models.log_probabilities, models.greedy):
             progress.stage(check.__name__.replace("_", " "))
             checks.append(check())
-        checks += [check(dev.sources, longest) for check in loaded.more]
+        checks += [check(read.sources, longest) for check in loaded.more]
     show(checks)
     if names := failed(checks):
         raise UserError(

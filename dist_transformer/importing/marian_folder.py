@@ -12,7 +12,7 @@ from dist_transformer.config.plain import parse_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
-from dist_transformer.export.marian import BIAS, marian_weights, matrices_of
+from dist_transformer.export.marian import BIAS, marian_parts, matrices_of, residual_order
 from dist_transformer.model.transformer import Transformer
 
 CONFIG_FILE = "config.json"
@@ -145,32 +145,22 @@ def of_marian(
         UserError: the weights do not fit the configuration.
     """
     model = Transformer(config).eval()
-    # The conversion of numbered weights shows where each of theirs belongs.
-    state = model.state_dict()
-    sizes = [tensor.numel() for tensor in state.values()]
-    numbered = torch.arange(sum(sizes), dtype=torch.float64).split(sizes)
-    places = Transformer(config)
-    for parameter, numbers in zip(places.parameters(), numbered, strict=True):
-        parameter.data = numbers.view(parameter.shape)
     rows = [torch.tensor(ids) for ids in their_ids]
-    matrices = matrices_of(config)
-    flat = torch.cat([tensor.flatten() for tensor in state.values()])
-    converted = marian_weights(places)
-    if not config.output_bias:
-        del converted[BIAS]
-    for name, place in converted.items():
+    matrices, order = matrices_of(config), residual_order(config.width)
+    for name, (part, dim) in marian_parts(model).items():
         tensor = theirs.get(name)
         if tensor is not None and name == BIAS:
             tensor = _take(tensor, rows[1], dim=1)
         elif tensor is not None and name in matrices:
             tensor = _take(tensor, rows[matrices[name][1]], dim=0)
-        if tensor is None or tensor.shape != place.shape:
+        if tensor is None or tensor.shape != part.shape:
             raise UserError(f"the weights have no {name} that fits config.json: {_REMEDY}")
         if not tensor.isfinite().all():
             raise UserError(f"the weights have numbers in {name} that are not finite: {_REMEDY}")
-        flat[place.long().flatten()] = tensor.flatten().float()
-    parts = flat.split(sizes)
-    model.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
+        if dim is None:
+            part.copy_(tensor)
+        else:
+            part.index_copy_(dim, order, tensor.float())
     return model
 
 

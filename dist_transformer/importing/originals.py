@@ -87,6 +87,8 @@ def _by_transformers(
     peer = HuggingFacePeer(folder, device, tags, numberings=(source, target))
     # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
     peer.tokenizer.split_special_tokens = True
+    # Folders of transformers up to 4.40 say that decoding changes ` ,` to `,`. Ours does not.
+    peer.tokenizer.clean_up_tokenization_spaces = False
     peer.never = target.of([UNK_ID, *vocabulary.target.tag_ids(vocabulary.target.tags)])
     yield Loaded(peer=peer, weights=dict(peer.model.state_dict()))
 

@@ -18,7 +18,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
-from dist_transformer.export import huggingface
+from dist_transformer.export import gate, huggingface
 from dist_transformer.export.export import ExportSettings, export
 from dist_transformer.export.libraries import Target
 from dist_transformer.importing import importing, marian_folder
@@ -88,6 +88,8 @@ def write_folder(
     for file, table in zip(("vocab.json", "target_vocab.json"), tables, strict=False):
         (folder / file).write_text(json.dumps({piece: i for i, piece in enumerate(table)}, ensure_ascii=False))
     names: dict[str, object] = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    # As transformers up to 4.40 wrote it.
+    names["clean_up_tokenization_spaces"] = True
     (folder / "tokenizer_config.json").write_text(json.dumps(names | ({"separate_vocabs": True} if two else {})))
     torch.manual_seed(0)
     pads = [len(table) - 1 for table in tables]
@@ -144,7 +146,8 @@ def plain(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "COMPARED_LINES", 30)
+    for module in (importing, gate):
+        monkeypatch.setattr(module, "COMPARED_LINES", 30)
     monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
 
 
@@ -231,6 +234,26 @@ def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: 
     settings = ExportSettings(model=tmp_path / "model", to=target, out=tmp_path / "out", **dev)
     export(settings, CPU, progress=Silent(), show=checks.extend)
     assert {check.name: check.state for check in checks if check.name in ROWS} == dict.fromkeys(ROWS, "ok")
+
+
+def test_a_short_comparison_says_so(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+    (tmp_path / "six.en").write_text("Our guests , who sing , are hungry .\n" * 6)
+    checks = run(plain, tmp_path / "model", source=tmp_path / "six.en")
+    assert [(check.name, check.state) for check in checks] == [("dev text", "warn"), *((name, "ok") for name in ROWS)]
+    assert checks[0].found == "only 6 lines were compared, so rare differences may be missed"
+
+
+@pytest.mark.usefixtures("few")
+def test_the_limit_grows_with_the_logits(plain: Path, tmp_path: Path) -> None:
+    """Rounding is in proportion to the logits: 200 times the embeddings, and 200 times the bias."""
+    shutil.copytree(plain, tmp_path / "theirs")
+    edit_weights(lambda weights: [weights[name].mul_(200) for name in ("model.shared.weight", "final_logits_bias")])(
+        tmp_path / "theirs"
+    )
+    checks = {check.name: check for check in run(tmp_path / "theirs", tmp_path / "model")}
+    allowed = float(checks["log-probabilities"].found.split("; ")[1].split()[0])
+    assert (checks["log-probabilities"].state, allowed > 1e-3) == ("ok", True)
 
 
 def test_the_vocabulary_splits_each_side_by_its_own_model(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.export import gate
 from dist_transformer.importing import importing, originals
 from dist_transformer.importing.importing import ImportSettings, import_marian
 from dist_transformer.importing.marian_files import MarianWeights
@@ -60,7 +61,8 @@ ALL, TARGET = "--tied-embeddings-all", "--tied-embeddings"
 def test_trained_models_agree_with_their_own_program(
     program: Path, toy_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "COMPARED_LINES", 50)
+    for module in (importing, gate):
+        monkeypatch.setattr(module, "COMPARED_LINES", 50)
     kinds: dict[str, tuple[Kind, bool, tuple[str, ...]]] = {
         "spm": ("spm", False, (ALL,)),
         "yml": ("yml", False, (ALL,)),
