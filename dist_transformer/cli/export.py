@@ -9,11 +9,10 @@ ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.
 The library loads the folder, and its results are compared with those of MODEL in fp32, on 1,000 random lines of the dev
 text and on hostile strings. The folder is written only if token ids and the texts of ids are the same,
 log-probabilities of given tokens differ by at most 1e-4 (more if logits are large), and 99.5% of greedy outputs are
-identical. 500 of the lines
-are translated by beam search, and 200 of these choose the length penalty of the library's search. If BLEU then differs
-by more than 0.2, or if there are fewer than 1,000 lines, the row is a warning, which is also in the model card. A
-quantised model may lose at most 0.5 BLEU. Each check is one row of stdout. If one fails, the exit status is 1 and
-nothing is written.
+identical. 500 of the lines are translated by beam search, and 200 of these choose the length penalty of the library's
+search. If BLEU then differs by more than 0.2, or if there are fewer than 1,000 lines, the row is a warning, which is
+also in the model card. A quantised model may lose at most 0.5 BLEU. Each check is one row of stdout. If one fails, the
+exit status is 1 and nothing is written.
 
 Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'.
 """

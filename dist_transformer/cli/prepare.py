@@ -33,7 +33,7 @@ _RULES = FlagRules(
         "--tsv-columns": "--tsv",
         "--src-field --tgt-field": "--jsonl --parquet",
         "--dataset-config --dataset-revision --dataset-split --dataset-valid-split --streaming": "--dataset",
-        "--vocabulary --vocab-sample-pairs --byte-fallback --character-coverage": "--vocab-size --src-vocab-size "
+        "--vocabulary --vocab-sample-pairs --byte-fallback --no-byte-fallback --character-coverage": "--vocab-size --src-vocab-size "
         "--tgt-vocab-size",
         "--segmentation-dropout --segmentation-alpha --segmented-side": "--segmentations",
     },
@@ -176,8 +176,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--byte-fallback",
-        action="store_true",
-        help="SentencePiece writes characters that are no pieces as bytes (default: as <unk>)",
+        action=argparse.BooleanOptionalAction,
+        help="SentencePiece writes characters that are no pieces as bytes (default), or as <unk>",
     )
     parser.add_argument(
         "--character-coverage",

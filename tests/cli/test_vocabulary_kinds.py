@@ -22,12 +22,12 @@ TOOL = (sys.executable, "-m", "dist_transformer")
 JOINT, TWO = ("--vocab-size", 400), ("--src-vocab-size", 380, "--tgt-vocab-size", 360)
 KINDS: dict[str, tuple[object, ...]] = {
     # The others belong to a slice.
-    "unigram": ("sentencepiece", *JOINT),
-    "bpe-bytes": ("sentencepiece-bpe", "--byte-fallback", *JOINT),
-    "unigram-bytes": ("sentencepiece", "--byte-fallback", *JOINT),
-    "bpe": ("sentencepiece-bpe", *JOINT),
-    "sampled": ("sentencepiece", *JOINT, "--segmentations", 3, "--segmentation-alpha", 0.2),
-    "two-bytes": ("sentencepiece", "--byte-fallback", *TWO),
+    "unigram": ("sentencepiece", "--no-byte-fallback", *JOINT),
+    "bpe-bytes": ("sentencepiece-bpe", *JOINT),
+    "unigram-bytes": ("sentencepiece", *JOINT),
+    "bpe": ("sentencepiece-bpe", "--no-byte-fallback", *JOINT),
+    "sampled": ("sentencepiece", "--no-byte-fallback", *JOINT, "--segmentations", 3, "--segmentation-alpha", 0.2),
+    "two-bytes": ("sentencepiece", *TWO),
 }
 CLEAN, PLANTED = "Our hungry guests sing.", "\ufeffOur hung\u00adry\u00a0guests sing.\u200b"
 

@@ -42,8 +42,8 @@ class PrepareSettings:
     target_vocab_size: int | None = None
     vocabulary: LearnedKind = "byte-bpe"
     """Kind of vocabulary to learn: byte-level BPE, or SentencePiece's unigram or BPE."""
-    byte_fallback: bool = False
-    """Whether SentencePiece writes characters that are no pieces as bytes, not as `<unk>`."""
+    byte_fallback: bool | None = None
+    """Whether SentencePiece writes characters that are no pieces as bytes, not as `<unk>`; None: yes."""
     character_coverage: float | None = None
     """Share of the characters of the text that are pieces of SentencePiece; None: 0.9995."""
     tokenizer: Path | None = None
@@ -109,7 +109,7 @@ class PrepareSettings:
             raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: pass it to --tag, too")
         new = {
             f"--vocabulary {self.vocabulary} learns a new vocabulary": self.vocabulary != "byte-bpe",
-            "--byte-fallback is for a new vocabulary": self.byte_fallback,
+            "--byte-fallback is for a new vocabulary": self.byte_fallback is not None,
             "--character-coverage is for a new vocabulary": self.character_coverage is not None,
         }
         useless = [text for text, value in new.items() if value and not learned]
@@ -232,7 +232,7 @@ class PrepareSettings:
             lowercase=self.lowercase,
             normalization=self.normalization or DEFAULT_NORMALIZATION,
             tags=self.tags if 0 in choice.sides else (),
-            byte_fallback=self.byte_fallback,
+            byte_fallback=self.vocabulary != "byte-bpe" if self.byte_fallback is None else self.byte_fallback,
             character_coverage=self.character_coverage,
         )
 

@@ -14,6 +14,7 @@ from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
+from dist_transformer.data.vocabulary.tokenizer import UNK_ID
 from tests.conftest import ROOT
 from tests.data.prepare.preparing import corpus, files_of, names, run, train_text
 
@@ -124,3 +125,17 @@ def test_real_corpus(tmp_path: Path) -> None:
     prepared = DataFolder.open(tmp_path / "out")
     lines = set((data / "val.de").read_text(encoding="utf-8").split("\n"))
     assert {target for _, target in train_text(prepared)} <= {unicodedata.normalize("NFKC", line) for line in lines}
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece-bpe"])
+def test_a_new_vocabulary_of_sentencepiece_loses_no_character(tmp_path: Path, kind: str) -> None:
+    rare = "Où est l'œuvre 7 de K. Ä 京"
+    pairs = [*[("the dog sees a cat and a bird", "der Hund sieht eine Katze und einen Vogel")] * 500, (rare, rare)]
+    _, report = run(tmp_path, pairs, vocabulary=kind, vocab_size=310, valid_pairs=1)
+    tokenizer = DataFolder.open(tmp_path / "out").tokenizer().source
+    ids = tokenizer.encode(rare)
+    assert UNK_ID not in ids
+    assert tokenizer.decode(ids) == rare
+    assert not [line for line in report if "<unk>" in line]
+    _, report = run(tmp_path, pairs, "other", vocabulary=kind, vocab_size=45, valid_pairs=1, byte_fallback=False)
+    assert any("became <unk>" in line for line in report)

@@ -122,8 +122,8 @@ def test_epochs_take_one_segmentation_after_the_other(tmp_path: Path) -> None:
             "is not for a byte-level BPE vocabulary: set --segmentation-d",
         ),
         (
-            {"segmentations": 2, "segmentation_dropout": 0.1, "vocabulary": "sentencepiece", "vocab_size": 60},
-            "is not for a SentencePiece unigram vocabulary: set --segmentation-alpha",
+            {"segmentations": 2, "segmentation_dropout": 0.1, "vocabulary": "sentencepiece", "vocab_size": 400},
+            "is not for a SentencePiece unigram with byte fallback vocabulary: set --segmentation-alpha",
         ),
     ],
 )
