@@ -33,8 +33,9 @@ _RULES = FlagRules(
         "--tsv-columns": "--tsv",
         "--src-field --tgt-field": "--jsonl --parquet",
         "--dataset-config --dataset-revision --dataset-split --dataset-valid-split --streaming": "--dataset",
-        "--vocabulary --vocab-sample-pairs --byte-fallback --no-byte-fallback --character-coverage": "--vocab-size --src-vocab-size "
-        "--tgt-vocab-size",
+        "--vocabulary --vocab-sample-pairs --byte-fallback --no-byte-fallback --character-coverage": (
+            "--vocab-size --src-vocab-size --tgt-vocab-size"
+        ),
         "--segmentation-dropout --segmentation-alpha --segmented-side": "--segmentations",
     },
     conflicts={

@@ -101,8 +101,9 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
 ) -> None:
     alone, shared = tmp_path / "on_1.de", tmp_path / "on_2.de"
     said = whole(model_folder, files, alone)
-    (note,) = [line for line in said.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: 2 lines of more than 154 tokens: translated in parts")
+    parts, cut = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert parts.startswith("note: 2 lines of more than 154 tokens: translated in parts")
+    assert "that was cut at the limit" in cut
 
     # A rank that cannot write ends the other one too, with one message.
     statuses, said = end(start(model_folder, files, shared, ranks=2, limit=50))
