@@ -35,7 +35,6 @@ from dist_transformer.export.gate import (
     quantised,
     search_ours,
     search_theirs,
-    seconds_of,
     tune,
     units,
 )
@@ -204,7 +203,7 @@ class _Job:
     def run(self, folder: Path, quantised_folder: Path, show: Callable[[Sequence[Check]], object]) -> Export:
         self.progress.stage("writing, reading back")
         peer = self._write(folder)
-        self._announce(peer)
+        self._announce()
         checks = [*dev_size(self.dev), *self._models(peer)]
         self._refuse_failed(checks, show)
         dev = search_ours(self.translator, self.dev.sample(SEARCHED_LINES), self.progress)
@@ -225,16 +224,13 @@ class _Job:
         write_file(target / CARD_FILE, str(self._card(made)))
         return made
 
-    def _announce(self, peer: Exported) -> None:
-        """State beforehand what is compared, and roughly how long that takes."""
-        is_quantised = self.settings.quantization is not None
-        self.progress.begin(units(self.dev, quantised=is_quantised))
-        minutes = round(seconds_of(peer, self.dev, quantised=is_quantised) / 60)
+    def _announce(self) -> None:
+        """State beforehand what is compared."""
+        self.progress.begin(units(self.dev, quantised=self.settings.quantization is not None))
         compared, searched = len(self.dev.numbers), min(SEARCHED_LINES, len(self.dev.numbers))
         sampled = f" of {self.lines:,}" if compared < self.lines else ""
         self.progress.say(
-            f"comparing {compared:,}{sampled} lines, {searched:,} of them by beam search (samples, seed {SEED}): "
-            + (f"about {minutes} min" if minutes else "less than a minute")
+            f"comparing {compared:,}{sampled} lines, {searched:,} of them by beam search (samples, seed {SEED})"
         )
 
     def _refuse_failed(self, checks: Sequence[Check], show: Callable[[Sequence[Check]], object]) -> None:

@@ -6,7 +6,6 @@ that is a warning. For a quantised model they compare BLEU.
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -18,7 +17,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.hostile import HOSTILE
-from dist_transformer.export.peer import SENTENCES, Exported, IdPair, Peer, in_batches
+from dist_transformer.export.peer import Exported, IdPair, Peer, in_batches
 from dist_transformer.inference.scoring import read_targets
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -156,14 +155,6 @@ def search_theirs(peer: Exported, lines: Sequence[str], penalty: float, progress
         list(map(len, lines)),
         lambda n: progress.advance(_THEIRS * n),
     )
-
-
-def seconds_of(peer: Exported, dev: DevText, *, quantised: bool) -> float:
-    """Estimate the time of a comparison from a few lines of it."""
-    few = dev.sample(SENTENCES // 2)
-    started = time.monotonic()
-    peer.translate(few.sources, LENGTH_PENALTIES[0])
-    return (time.monotonic() - started) / (_THEIRS * len(few.sources)) * units(dev, quantised=quantised)
 
 
 def tune(peer: Exported, dev: DevText, progress: Progress) -> Search:

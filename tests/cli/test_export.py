@@ -46,7 +46,7 @@ def test_a_row_for_each_check_and_the_figures(
     words = ["--model", model_folder, "--to", "ctranslate2", "--quantize", "int8", *files]
     run(monkeypatch, [*words, "--out", out, "--json", figures])
     said, errors = capsys.readouterr()
-    assert "comparing 20 lines, 20 of them by beam search (samples, seed 1): " in errors
+    assert "comparing 20 lines, 20 of them by beam search (samples, seed 1)" in errors
     stages = ["writing, reading back", "token ids", "log probabilities", "our beam search", "their beam search, int8"]
     assert {*stages} <= {*errors.splitlines()}
     rows = ["token ids", "decoding", "log-probabilities", "greedy search", "beam search", "int8"]
