@@ -465,7 +465,7 @@ def test_a_library_that_is_missing(
     make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dist_transformer.export.peer.find_spec", lambda name: None)
-    message = r"^transformers is not installed: pip install 'dist_transformer\[export\]'$"
+    message = r"^transformers is not installed: in the clone, pip install -e '.\[export\]'$"
     refused(make_settings(to="hf"), message)
 
 
