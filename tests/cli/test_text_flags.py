@@ -15,7 +15,7 @@ from tests.averaging.conftest import save
 
 PREPARE = ("--src-lang", "en", "--tgt-lang", "de", "--vocab-size", 400, "--out", "OUT")
 FIELDS = ("--src-field", "en", "--tgt-field", "de")
-SEARCH = ("--model", "MODEL", "--beam", 1, "--max-extra-tokens", 1, "--device", "cpu")
+SEARCH = ("--model", "MODEL", "--beam", 2, "--max-extra-tokens", 1, "--device", "cpu")
 TEXTS = ("--src", "TEXT", "--tgt", "TEXT2")
 # BAD is the flag's file, TEXT and TEXT2 are of as many lines.
 CASES: list[tuple[Callable[[], None], tuple[object, ...]]] = [
