@@ -103,7 +103,9 @@ def test_other_data_and_another_seed_are_found(run: Path, toy_data: DataFolder, 
     assert "48 of 48 steps, the first of them step 1," in found["sentences"]
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**settings, "seed": 2}))
-    assert failures(run, toy_data.path).keys() == {"sentences"}
+    # The files of the run state its identity, of which the seed is a part.
+    saved = {"latest", *(f"checkpoint step-{step:08}" for step in (16, 32, 48))}
+    assert failures(run, toy_data.path).keys() == {"sentences", "weights", *saved}
 
 
 def test_a_position_that_is_not_the_plans_is_found(run: Path, toy_data: DataFolder) -> None:
