@@ -143,7 +143,6 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
     [
         (["translate", "--model", "{gone}", "--input", "{text}", "--output", "{out}"], f"{{gone}} {GONE}"),
         (["translate", "--model", "{model}", "--input", "{gone}", "--output", "{out}"], "{gone} does not exist"),
-        (["translate", "--model", "{model}", "--input", "{text}"], "--input needs --output: add --output"),
         (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "--output {text} is also"),
         (
             ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--beam", "0"],
