@@ -3,6 +3,7 @@
 import io
 import lzma
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,8 @@ def test_what_cannot_be_read_as_a_whole(
     if main is average.main:
         save(run, 1)
     places = {"OUT": tmp_path / "new" / "out", "MODEL": model_folder, "RUN": run, **files}
+    # A command changes what signals do, for a process of its own.
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["x", *(str(places.get(str(word), word)) for word in words)])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text))))
     with pytest.raises((UserError, SystemExit)) as caught:
