@@ -20,11 +20,11 @@ time.sleep(0.5)
 
 def test_a_wait_by_a_process_that_is_known(tmp_path: object) -> None:
     whole = wait_for(("-c", _WORK), str(tmp_path))
-    assert 1 < whole.seconds < 3
-    assert 0.5 < whole.cpu_seconds < 1.5
+    assert whole.seconds > 1
+    assert 0.5 < whole.cpu_seconds < 3
     assert 95 < whole.peak_mib < 200
     part = wait_for(("-c", _WORK), str(tmp_path), until="read a line")
-    assert 0.5 < part.seconds < whole.seconds + 0.5
+    assert part.seconds > 0.5
     assert part.cpu_seconds > 0.5
     with pytest.raises(UserError, match="did not print 'nothing'"):
         wait_for(("-c", _WORK), str(tmp_path), until="nothing")

@@ -54,7 +54,7 @@ def pinned(name: str) -> str:
 
 
 def run_installed(programs: Path, folder: Path, *words: object, timeout: float = 600) -> str:
-    """Run a program of an environment in `folder`, without anything of this checkout; gives its output."""
+    """Run a program of an environment in `folder`, without anything of this checkout; gives its standard output."""
     keep = ("HOME", "LANG", "TMPDIR", "DIST_TRANSFORMER_DATA")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     program, *arguments = map(str, words)
@@ -65,8 +65,7 @@ def run_installed(programs: Path, folder: Path, *words: object, timeout: float =
         timeout=timeout,
         check=False,
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
     )
-    assert done.returncode == 0, f"{words}: status {done.returncode}\n{done.stdout[-4000:]}"
+    assert done.returncode == 0, f"{words}: status {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
