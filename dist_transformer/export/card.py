@@ -152,6 +152,7 @@ trained with dist_transformer and exported for {self.library}.
             tokens=f"[{row}]" if self._is_piecewise else "row.tokens",
             decoded=_DECODED[libraries[-1]].format([*names][-1]),
             files=" and ".join(f"`{file}`" for file in names.values()),
+            converter="" if self.info.model.begin_with_pad else _NO_CONVERTER,
             length_penalty=self.length_penalty,
             longest=self.longest,
             beam=ctranslate2_peer.BEAM_SIZE,
@@ -207,6 +208,11 @@ print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
 ```
 
 It needs only {needs}. `generation_config.json` has the settings of the search.
+{converter}"""
+
+_NO_CONVERTER = """\
+For CTranslate2, export the model again with `--to ctranslate2`: `ct2-transformers-converter` assumes that the decoder of a
+`MarianMTModel` begins with a zero vector. This one begins with `<s>`, so the converter ends with an error.
 """
 
 _FILES = {"tokenizers": TOKENIZER_FILE, "sentencepiece": MODEL_FILE}

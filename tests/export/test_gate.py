@@ -167,6 +167,20 @@ def test_a_folder_for_transformers(make_settings: Callable[..., ExportSettings])
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.usefixtures("few_lines")
+def test_their_converter_refuses_a_folder_that_it_would_convert_wrongly(
+    make_settings: Callable[..., ExportSettings], tmp_path: Path
+) -> None:
+    """It lets every MarianMTModel begin with a zero vector; with `<pad>` as the last entry it would not notice."""
+    from ctranslate2.converters import TransformersConverter
+
+    settings = make_settings(to="hf")
+    run(settings)
+    with pytest.raises(ValueError, match="vocabulary"):
+        TransformersConverter(str(settings.out)).convert(str(tmp_path / "converted"))
+    assert "`ct2-transformers-converter` assumes" in (settings.out / "README.md").read_text(encoding="utf-8")
+
+
 def in_card(settings: ExportSettings) -> str:
     card = (settings.out / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)

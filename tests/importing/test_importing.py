@@ -234,6 +234,31 @@ def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: 
     settings = ExportSettings(model=tmp_path / "model", to=target, out=tmp_path / "out", **dev)
     export(settings, CPU, progress=Silent(), show=checks.extend)
     assert {check.name: check.state for check in checks if check.name in ROWS} == dict.fromkeys(ROWS, "ok")
+    if target == "hf":
+        assert "ct2-transformers-converter" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+        assert converted(tmp_path / "out", lines.splitlines()) == generated_greedily(
+            tmp_path / "out", lines.splitlines()
+        )
+
+
+def converted(folder: Path, lines: list[str]) -> list[list[str]]:
+    """Tokens of greedy search by CTranslate2, after its own conversion of a folder of transformers."""
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    TransformersConverter(str(folder)).convert(str(folder.with_name("converted")))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    sources = [tokenizer.convert_ids_to_tokens(tokenizer(line)["input_ids"]) for line in lines]
+    translator = ctranslate2.Translator(str(folder.with_name("converted")), compute_type="float32")
+    found = translator.translate_batch(sources, beam_size=1, max_decoding_length=12, disable_unk=True)
+    return [each.hypotheses[0] for each in found]
+
+
+def generated_greedily(folder: Path, lines: list[str]) -> list[list[str]]:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    rows = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"), num_beams=1, max_new_tokens=12)
+    special = {*tokenizer.all_special_tokens}
+    return [[token for token in tokenizer.convert_ids_to_tokens(row) if token not in special] for row in rows.tolist()]
 
 
 def test_a_short_comparison_says_so(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
