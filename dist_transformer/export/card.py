@@ -211,8 +211,8 @@ It needs only {needs}. `generation_config.json` has the settings of the search.
 {converter}"""
 
 _NO_CONVERTER = """\
-For CTranslate2, export the model again with `--to ctranslate2`: `ct2-transformers-converter` assumes that the decoder of a
-`MarianMTModel` begins with a zero vector. This one begins with `<s>`, so the converter ends with an error.
+For CTranslate2, export the model again with `--to ctranslate2`: `ct2-transformers-converter` assumes that the decoder
+of a `MarianMTModel` begins with a zero vector. This one begins with `<s>`, so the converter ends with an error.
 """
 
 _FILES = {"tokenizers": TOKENIZER_FILE, "sentencepiece": MODEL_FILE}

@@ -226,9 +226,9 @@ def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: 
             parameter.add_(torch.randn_like(parameter) * 0.05)
     weights = dict(model.state_dict())
     write_model_folder(tmp_path / "model", info=info, weights=weights, tokenizer_json=tokenizer.content)
-    lines = "".join(f"Our {word} guests sing.\n" for word in ("hungry", "old", "young", "tired"))
+    lines = [f"Our {word} guests sing." for word in ("hungry", "old", "young", "tired")]
     for name in ("dev.en", "dev.de"):
-        (tmp_path / name).write_text(lines)
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     dev = {"source": tmp_path / "dev.en", "reference": tmp_path / "dev.de"}
     checks: list[Check] = []
     settings = ExportSettings(model=tmp_path / "model", to=target, out=tmp_path / "out", **dev)
@@ -236,9 +236,7 @@ def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: 
     assert {check.name: check.state for check in checks if check.name in ROWS} == dict.fromkeys(ROWS, "ok")
     if target == "hf":
         assert "ct2-transformers-converter" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-        assert converted(tmp_path / "out", lines.splitlines()) == generated_greedily(
-            tmp_path / "out", lines.splitlines()
-        )
+        assert converted(tmp_path / "out", lines) == generated_greedily(tmp_path / "out", lines)
 
 
 def converted(folder: Path, lines: list[str]) -> list[list[str]]:
