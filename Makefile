@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-all faults check docs bench reproduce release gpu-check null-gpu clean
+.PHONY: help install demo test test-all faults check docs bench reproduce release gpu-slot gpu-check null-gpu clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -54,6 +54,9 @@ reproduce: $(STAMP)  ## train a short recipe, and compare with committed figures
 
 # A PYTHON that is named is used as it is: nothing is installed.
 GIVEN := $(filter command environment,$(origin PYTHON))
+gpu-slot: $(if $(GIVEN),,$(STAMP))  ## the first ten minutes on a GPU; resumes: PART=1
+	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_slot.py $(if $(PART),--part $(PART))
+
 gpu-check: $(if $(GIVEN),,$(STAMP))  ## kernels, steps and decoding on a GPU: PART=tests
 	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
 

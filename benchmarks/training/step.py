@@ -8,12 +8,12 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.measure import Measure, check_counts
-from benchmarks.training.contenders import Contender
 from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
@@ -68,7 +68,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
     report(f"warm after {warm:.0f} s")
     timings = [contender.train(settings.steps) for _ in range(settings.rounds)]
     peak = torch.cuda.max_memory_allocated() - held
-    profile = _profile(contender, settings.profiled)
+    profile = profile_steps(contender.train, settings.profiled)
     source, target = (sum(getattr(t, f"{side}_tokens") for t in timings) for side in ("source", "target"))
     seconds = sum(t.seconds["wall"] for t in timings)
     flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
@@ -110,12 +110,19 @@ def _planned(field: Field) -> int:
     return memory.peak
 
 
-def _profile(contender: Contender, steps: int) -> dict[str, Any]:
-    """Profile steps. Figures are per step: milliseconds by kind of kernels, slowest kernels, launches and waits."""
+def profile_steps(train: Callable[[int], object], steps: int, *, trace: Path | None = None) -> dict[str, Any]:
+    """Profile steps. Figures are per step: milliseconds by kind of kernels, slowest kernels, launches and waits.
+
+    Args:
+        train: trains so many steps.
+        trace: file for the trace, which chrome://tracing and Perfetto open.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-        contender.train(steps)
+        train(steps)
+    if trace is not None:
+        recorded.export_chrome_trace(str(trace))
     on_device = [e for e in recorded.events() or () if e.device_type == torch.autograd.DeviceType.CUDA]
     calls = collections.Counter(e.name for e in recorded.events() or ())
     kernels: dict[str, list[float]] = collections.defaultdict(list)

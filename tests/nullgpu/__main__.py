@@ -59,7 +59,14 @@ class Checks:
             say(f"EXCEEDED: {problem}")
 
     def run(
-        self, name: str, *words: object, devices: int = 1, source: Path = ROOT, covered: bool = True, status: int = 0
+        self,
+        name: str,
+        *words: object,
+        devices: int = 1,
+        source: Path = ROOT,
+        covered: bool = True,
+        status: int = 0,
+        seconds: float = 900,
     ) -> str:
         """Run a Python program; return its standard output.
 
@@ -82,7 +89,7 @@ class Checks:
             check=False,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=seconds,
         )
         self.seconds[name] = round(time.monotonic() - started, 1)
         say(f"{name}: {self.seconds[name]:.0f} s")
@@ -239,6 +246,18 @@ def check_benchmarks(checks: Checks) -> None:
     checks.run("step", ROOT / "tools/benchmark.py", "step", *step)
 
 
+def check_slot(checks: Checks) -> None:
+    """Rehearse `make gpu-slot`. Values are not real, so that some checks fail; each must come to its figures."""
+    folders = ["--work", checks.scratch / "slot", "--out", checks.scratch]
+    checks.run("gpu-slot", _HERE / "slot.py", *folders, covered=False, status=1, seconds=3_600)
+    (file,) = checks.scratch.glob("gpu-slot-*.json")
+    found = read_json(file)["figures"]
+    checks.figures["gpu_slot_seconds"] = {name: check["seconds"] for name, check in found.items()}
+    for name, check in found.items():
+        figures = check.keys() - {"state", "date", "limit", "seconds"}
+        checks.require(bool(figures), f"gpu-slot, {name}: no figures ({check['state']})")
+
+
 def check_doctor(checks: Checks) -> None:
     """Run the preflight on two devices that compute nothing: it must refuse them, and nothing else on their account."""
     found = json.loads(checks.run("doctor", _HERE / "doctor.py", devices=2).splitlines()[-1])
@@ -248,7 +267,16 @@ def check_doctor(checks: Checks) -> None:
     checks.require(refused, f"doctor takes a GPU that computes nothing: {gpus['found']}")
 
 
-_CHECKS = (check_kernels, check_steps, check_softmax, check_decoding, check_runs, check_doctor, check_benchmarks)
+_CHECKS = (
+    check_kernels,
+    check_steps,
+    check_softmax,
+    check_decoding,
+    check_runs,
+    check_slot,
+    check_doctor,
+    check_benchmarks,
+)
 
 
 def lines_not_run(checks: Checks) -> Iterator[str]:

@@ -1,0 +1,58 @@
+"""An engine for one preset and batches of random tokens: a step without a data folder."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.training.engine import ds_config
+from dist_transformer.training.engine.engine import Engine
+
+VOCABULARY = 37_000
+_LONGEST = 100
+
+
+def random_config(preset: str, *, packs: int, at_once: int, compile: bool) -> TrainConfig:
+    """Make the settings of a preset with the paper's vocabulary, and so many packs per step and per micro-batch."""
+    config = PRESETS[preset]
+    return dataclasses.replace(
+        config,
+        compile=compile,
+        model=dataclasses.replace(config.model, vocab_size=VOCABULARY),
+        batch=dataclasses.replace(config.batch, packs_per_step=packs, packs_per_micro_batch=at_once),
+    )
+
+
+def make_engine(config: TrainConfig, device: torch.device, *, stage: int) -> Engine:
+    """Make the engine of one rank, inside of its process group."""
+    torch.manual_seed(0)
+    zero: dict[str, Any] = {**ds_config.DEFAULT_ZERO, "stage": stage} if stage else {"stage": 0}
+    engine = Engine(Transformer(config.model).to(device), config, {"zero_optimization": zero}, world_size=1)
+    engine.module.train()
+    return engine
+
+
+def random_batch(config: TrainConfig, seed: int) -> PackedBatch:
+    """Draw sentences of 5 to 54 tokens that fill 97% of a micro-batch."""
+    size = config.batch.max_target_tokens * config.batch.packs_at_once
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 55, size)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), int(size * 0.97)))]
+    total = int(lengths.sum())
+    ids, labels = rng.integers(4, VOCABULARY, total), np.full(size, IGNORED)
+    labels[:total] = rng.integers(4, VOCABULARY, total)
+    sides = [pack_side(ids, lengths, size=size, offset_count=size // 8 + 40, max_length=_LONGEST) for _ in range(2)]
+    return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels)).pin_memory()
+
+
+def train_step(engine: Engine, batches: list[PackedBatch]) -> None:
+    """Train on the micro-batches of one step."""
+    for batch in batches:
+        torch.manual_seed(7)
+        engine.forward_backward(batch.to(engine.device), step_tokens=25_000)
+        engine.end_micro_batch()
