@@ -28,7 +28,7 @@ test-all: $(STAMP)  ## what a release needs; SLICE="browser worlds" runs some
 release: $(STAMP)  ## wheel and source distribution, tested
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
-	DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/compat/test_release.py
+	DIST="$(CURDIR)/dist" $(BIN)/python -m pytest tests/compat/test_release.py
 
 faults: $(STAMP)  ## faults in real trainings, for hours; resumes
 	$(BIN)/python -m tests.faults --json results/faults.json
@@ -55,10 +55,10 @@ reproduce: $(STAMP)  ## train a short recipe, and compare with committed figures
 # A PYTHON that is named is used as it is: nothing is installed.
 GIVEN := $(filter command environment,$(origin PYTHON))
 gpu-slot: $(if $(GIVEN),,$(STAMP))  ## the first ten minutes on a GPU; resumes: PART=1
-	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_slot.py $(if $(PART),--part $(PART))
+	PYTHONPATH="$(CURDIR)" $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_slot.py $(if $(PART),--part $(PART))
 
 gpu-check: $(if $(GIVEN),,$(STAMP))  ## kernels, steps and decoding on a GPU: PART=tests
-	PYTHONPATH=$(CURDIR) $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
+	PYTHONPATH="$(CURDIR)" $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
 
 # The host's side of the GPU path on a stub of CUDA; torch's build for CUDA (5 GB) goes to .nullgpu/ once.
 null-gpu: $(STAMP)  ## the host's side of the GPU path, without a GPU
