@@ -198,7 +198,7 @@ def average(
     if best is None:
         chosen = compare_with_newest(chosen, Path(run_dir), Path(out), obey=last is not None)
     for warning in chosen.warnings:
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)
     return write_mean(chosen.paths, Path(out), notes=[f"Chosen: {chosen.how}"])
 
 
