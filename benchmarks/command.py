@@ -3,7 +3,7 @@
 tools/benchmark.py data --data data/mine --json results/data.json
 tools/benchmark.py train --data data/mine --preset tiny --json results/bench-cpu-tiny.json
 tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
-tools/benchmark.py step --data data/mine --preset big -- --compile
+tools/benchmark.py step --data data/mine --preset big -- --compile on
 tools/benchmark.py kernels --preset big
 tools/benchmark.py race --data data/mine --work runs/race --pymarian marian/bin/pymarian --eole eole/bin/eole
 tools/benchmark.py stall --data data/mine --preset base --rate 600000

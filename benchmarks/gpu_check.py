@@ -109,7 +109,7 @@ def advice(out: Path) -> Iterator[str]:
             compiled, plain = (steps[name]["rates"]["median"] for name in names)
             yield (
                 f"{packs} pack(s) at a time: compiled {compiled:,.0f}, not compiled {plain:,.0f}: "
-                f"config/settings.py: compile: bool = {compiled > _PAYS * plain}"
+                f"--compile auto should be {'on' if compiled > _PAYS * plain else 'off'}"
             )
     best = max((step for name, step in steps.items() if name.startswith("step-")), key=_share, default=None)
     kind = GPUS.get(device_name())
@@ -167,7 +167,7 @@ def measure_step(suite: Any) -> Results:
     for packs in (64, 8):
         for compiled in (True, False):
             name = f"step-{packs}{'-compiled' if compiled else ''}"
-            flags = ["--batch.packs-per-micro-batch", packs, *(["--compile"] if compiled else [])]
+            flags = ["--batch.packs-per-micro-batch", packs, "--compile", "on" if compiled else "off"]
             yield name, suite.measure(name, "step", "--preset", "big", "--data", suite.data, "--", *flags)
 
 
@@ -180,7 +180,7 @@ def _training(suite: Any, *, peers: Sequence[str]) -> Results:
         name = "-".join(["train", preset, *([] if "plain" in peers else ["peers"])])
         flags = ["--preset", preset, "--data", suite.data, "--steps", 10, "--rounds", 4]
         whole = ["--batch.packs-per-micro-batch", 64]
-        yield name, suite.measure(name, "train", *flags, "--peers", *peers, "--", *whole, "--compile")
+        yield name, suite.measure(name, "train", *flags, "--peers", *peers, "--", *whole, "--compile", "on")
 
 
 def measure_decoding(suite: Any) -> Results:

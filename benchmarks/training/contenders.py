@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.measure import now
 from benchmarks.training.text import TextSample
 from dist_transformer.config.settings import OptimizerConfig, TrainConfig
+from dist_transformer.cost.micro_batches import choose_compilation
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
@@ -107,7 +108,8 @@ class PlainDriver:
         if config.arithmetic == "bf16":
             model.cast_parameters(torch.bfloat16)
         self.parameters: list[torch.Tensor] = list(model.parameters())
-        if config.compile and model.has_fixed_shapes:
+        on_gpu = model.device.type == "cuda"
+        if on_gpu and model.has_fixed_shapes and choose_compilation(config, stage=0)[0]:
             model.compile_layers()
         self.module = model
         self.wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True) if world.size > 1 else model

@@ -22,7 +22,7 @@ def random_config(preset: str, *, packs: int, at_once: int, compile: bool) -> Tr
     config = PRESETS[preset]
     return dataclasses.replace(
         config,
-        compile=compile,
+        compile="on" if compile else "off",
         model=dataclasses.replace(config.model, vocab_size=VOCABULARY),
         batch=dataclasses.replace(config.batch, packs_per_step=packs, packs_per_micro_batch=at_once),
     )

@@ -18,6 +18,7 @@ from benchmarks.training.field import Field, graphs_compiled, open_field, produc
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.cost.micro_batches import choose_compilation
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
@@ -75,7 +76,7 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
     return {
         "unit": "real target tokens per second",
         "precision": config.arithmetic,
-        "way": "compiled" if config.compile else "not compiled",
+        "way": "compiled" if choose_compilation(config, stage=_zero(config).stage)[0] else "not compiled",
         "packs_per_micro_batch": config.batch.packs_at_once,
         "product_flops_per_second": rate,
         "rates": Measure(tuple(t.target_tokens / t.seconds["wall"] for t in timings)).to_json(),
@@ -100,14 +101,18 @@ def _planned(field: Field) -> int:
     )
     memory = predict_memory(
         config.model,
-        ZeroSettings.from_ds_config(load_ds_config(config.deepspeed_config)),
+        _zero(config),
         world_size=1,
         precision=config.arithmetic,
         accumulation=batch.accumulation_steps(1),
         micro=micro,
-        compiled=config.compile,
+        compiled=choose_compilation(config, stage=_zero(config).stage)[0],
     )
     return memory.peak
+
+
+def _zero(config: TrainConfig) -> ZeroSettings:
+    return ZeroSettings.from_ds_config(load_ds_config(config.deepspeed_config))
 
 
 def profile_steps(train: Callable[[int], object], steps: int, *, trace: Path | None = None) -> dict[str, Any]:

@@ -97,6 +97,11 @@ class Transformer(nn.Module):
         return not self.config.attention_dropout and self._kernel(1) != "groups"
 
     @property
+    def has_triton_kernels(self) -> bool:
+        """Whether Triton has compiled the attention kernels here, so that torch.compile finds what it needs, too."""
+        return self.device.type == "cuda" and self._kernel(1) == "packed"
+
+    @property
     def device(self) -> torch.device:
         return self.embedding.device
 

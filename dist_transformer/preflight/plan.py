@@ -19,7 +19,7 @@ from dist_transformer.cost.memory import (
     model_sizes,
     predict_memory,
 )
-from dist_transformer.cost.micro_batches import packs_that_fit
+from dist_transformer.cost.micro_batches import choose_compilation, packs_that_fit
 from dist_transformer.cost.speed import StepTime, predict_step
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
@@ -276,7 +276,7 @@ def _plan_stage(
             passes=config.optimizer.passes,
         ),
         keeps_average=config.ema_decay > 0,
-        compiled=config.compile,
+        compiled=choose_compilation(config, stage=zero.stage)[0],
         freeze=config.freeze,
     )
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)

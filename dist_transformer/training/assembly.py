@@ -281,6 +281,8 @@ def _introduce(
         sum(folder.index.train.target_tokens for folder in data.folders),
     )
     threads = f", {torch.get_num_threads()} thread(s) each" if engine.device.type == "cpu" else ""
+    compiled, why = engine.compilation
+    compilation = f", {'' if compiled else 'not '}compiled ({why})" if config.compile == "on" or not threads else ""
     per_step, accumulation = epochs / config.max_steps, config.batch.accumulation_steps(world.size)
     sentences = (pairs - data.plan.skipped) * per_step
     skipped = f", {data.plan.skipped:,} of them too long for a pack" if data.plan.skipped else ""
@@ -291,8 +293,8 @@ def _introduce(
         f"--batch.target-tokens-per-step {batch})\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         f"target tokens in about {max(1, round(1 / per_step)):,} steps\n"
-        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}; in a step "
-        f"each computes {accumulation} x about {sentences / (world.size * accumulation):,.0f} sentences "
+        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}{compilation}; "
+        f"in a step each computes {accumulation} x about {sentences / (world.size * accumulation):,.0f} sentences "
         f"({packs} pack(s) at a time)"
     )
     for note in notes:

@@ -265,8 +265,8 @@ def test_gpu_check_says_what_its_steps_speak_for(tmp_path: Path, monkeypatch: py
     file.write_text(json.dumps({"figures": {**steps, "step-8": step(68, 0.2)}}))
     monkeypatch.setattr(suite, "device_name", lambda: "h100")
     assert list(gpu_check.advice(tmp_path)) == [
-        "64 pack(s) at a time: compiled 300, not compiled 250: config/settings.py: compile: bool = True",
-        "8 pack(s) at a time: compiled 59, not compiled 68: config/settings.py: compile: bool = False",
+        "64 pack(s) at a time: compiled 300, not compiled 250: --compile auto should be on",
+        "8 pack(s) at a time: compiled 59, not compiled 68: --compile auto should be off",
         "cost/hardware.py: MFU = 0.30",
     ]
     file.write_text(json.dumps({"figures": {"step-64": step(250, 0.4)}}))

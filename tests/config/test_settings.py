@@ -445,6 +445,15 @@ def test_tied_embeddings_are_written_as_they_were_when_they_were_a_switch(value:
     assert from_plain(ModelConfig, {**plain, "tie_embeddings": value}, "config.json") == model
 
 
+@pytest.mark.parametrize(("value", "written"), [("auto", "auto"), ("on", True), ("off", False)])
+def test_compile_is_read_as_it_was_when_it_was_a_switch(value: Any, written: object) -> None:
+    config = PRESETS["tiny"].changed(data=("data",), run_dir=Path("run"), compile=value)
+    plain = to_plain(config)
+    assert plain["compile"] == written
+    assert from_plain(TrainConfig, plain, "config.json") == config
+    assert PRESETS["tiny"].compile == "auto"
+
+
 def test_two_vocabularies_untie_the_sources_alone() -> None:
     shapes = {}
     for ties in ("all", "target", "none"):

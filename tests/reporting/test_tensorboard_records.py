@@ -87,7 +87,7 @@ def test_the_best_ter_is_the_lowest_and_the_other_scores_are_the_highest(tmp_pat
 
 def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path: Path) -> None:
     config = PRESETS["tiny"].changed(data=("data/news", "data/talks"), timeout_minutes=7.0, precision="bf16")
-    config = dataclasses.replace(config, compile=True, model=dataclasses.replace(config.model, head_width=1))
+    config = dataclasses.replace(config, compile="on", model=dataclasses.replace(config.model, head_width=1))
     reporter.settings(config)
     reporter.record("end", 100, {})
     reporter.close()
@@ -103,7 +103,7 @@ def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path:
     assert values["max_steps"].number_value == 1000
     assert values["precision"].string_value == "bf16"
     assert values["data"].string_value == "data/news data/talks"
-    assert values["compile"].string_value == "yes"
+    assert values["compile"].string_value == "on"
     # What may be left open is a text in each run; 1 is not "yes".
     assert values["model.head_width"].string_value == "1"
     assert values["batch.max_sentences"].string_value == "not given"

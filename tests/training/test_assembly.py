@@ -143,7 +143,7 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     monkeypatch.setattr(assembly, "load_of_machine", lambda: None)
     config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
     data = open_training_data(config.corpora, config.batch, seed=1)
-    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"))
+    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"), compilation=(False, "no GPU"))
     world = World(rank=0, local_rank=0, size=1, local_size=1)
     reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, quiet=quiet)
     for steps in (100, 100_000):
@@ -168,6 +168,26 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     assert lines[8] == "100,000 steps, about 2,703 epochs of 75,600 target tokens in about 37 steps"
     assert lines[-1].startswith("warning: --max-steps 100000 means about 2,703 epochs of 75,600 target tokens, which")
     assert output.count("warning") == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "compilation", "said"),
+    [
+        ("cuda", "auto", (True, "25,088 target tokens at once"), "bf16, compiled (25,088 target tokens at once); in"),
+        ("cuda", "off", (False, "--compile off"), "bf16, not compiled (--compile off); in a step"),
+        ("cpu", "on", (False, "no GPU"), "bf16, not compiled (no GPU); in a step"),
+    ],
+)
+def test_training_begins_with_the_choice_of_compilation(
+    toy_data: DataFolder, tmp_path: Path, device: str, given: str, compilation: tuple[bool, str], said: str
+) -> None:
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), compile=given)
+    data = open_training_data(config.corpora, config.batch, seed=1)
+    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device(device), compilation=compilation)
+    lines: list[str] = []
+    reporter: Any = SimpleNamespace(say=lines.append)
+    _introduce(config, World(rank=0, local_rank=0, size=1, local_size=1), data, engine, reporter, [])
+    assert said in lines[0]
 
 
 def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def train(data: DataFolder, run_dir: Path, *flags: object) -> list[float]:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_run_resumes_as_if_it_had_not_ended(compiled: bool, toy_data: DataFolder, tmp_path: Path) -> None:
-    flags = ["--save-every", 10, "--validate-every", 10, *(["--compile"] if compiled else [])]
+    flags = ["--save-every", 10, "--validate-every", 10, "--compile", "on" if compiled else "off"]
     whole = train(toy_data, tmp_path / "whole", "--max-steps", 20, *flags)
     train(toy_data, tmp_path / "parts", "--max-steps", 10, *flags)
     parts = train(toy_data, tmp_path / "parts", "--max-steps", 20, "--resume", "required", *flags)

@@ -12,6 +12,7 @@ from torch import nn
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.micro_batches import choose_compilation
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch
@@ -69,9 +70,9 @@ class Engine:
         self._create_moments()
         self._tensors = _Masters(self.optimizer) if isinstance(self.optimizer, PlainAdam) else _Partitions(self.stage)
         self._set_weights(weights)
-        # Stage 3 gathers parameters in hooks, which break graphs. On a CPU, compiling gained nothing (`tiny` 0.81 times
-        # as fast, `multi30k` 1.01 times, AMD EPYC with AVX2, 2026-11-23).
-        if config.compile and self.device.type == "cuda" and self.stage < 3 and self.module.has_fixed_shapes:
+        self.compilation = self._choose_compilation()
+        """Whether layers and loss are compiled, and why in a few words."""
+        if self.compilation[0]:
             self.module.compile_layers()
 
     @property
@@ -81,6 +82,17 @@ class Engine:
     @property
     def device(self) -> torch.device:
         return torch.device(self.ds.device)
+
+    def _choose_compilation(self) -> tuple[bool, str]:
+        # On a CPU, compiling gained nothing (`tiny` 0.81 times as fast, `multi30k` 1.01 times, AMD EPYC with AVX2,
+        # 2026-11-23).
+        if self.device.type != "cuda":
+            return False, "no GPU"
+        if not self.module.has_fixed_shapes:
+            return False, "attention has no fixed shapes"
+        if self.config.compile == "auto" and not self.module.has_triton_kernels:
+            return False, "Triton's kernels are not in use"
+        return choose_compilation(self.config, stage=self.stage)
 
     @property
     def ema_decay(self) -> float:
