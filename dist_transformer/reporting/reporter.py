@@ -31,6 +31,8 @@ _COLUMNS = 80
 _ROOM_FOR_A_BAR = 50
 # Least characters of the bar; it takes all the room that the figures do not need.
 _SHORTEST_BAR = 8
+# Excess of the slowest rank over the median from which the line names it.
+_SLOW = 0.1
 # Settings of places and times, which do not help to compare runs.
 _UNSHOWN = {
     "run_dir",
@@ -114,6 +116,10 @@ class Reporter:
         ]
         if "mfu" in values:
             figures.append(("mfu", f"{values['mfu']:.0%}", 4))
+        if "peak_memory_share" in values:
+            figures.append(("memory", f"{values['peak_memory_share']:.0%}", 4))
+        if (excess := _excess_of_slowest(values)) >= _SLOW:
+            figures.append(("slowest", f"rank {values['slowest_rank']} +{excess:.0%}", 0))
         if self.bar is not None:
             self.figures = [f"{name} {value}" for name, value, _ in figures]
             self._fit_bar(self.bar)
@@ -206,6 +212,12 @@ def samples_table(sheet: SampleSheet) -> str:
         f"{name} {value:.2f} {on} ({escaped(signature)})" for name, (value, signature) in sheet.scores.items()
     )
     return "\n".join((head, "", "| source | reference | hypothesis |", "|---|---|---|", *rows))
+
+
+def _excess_of_slowest(values: dict[str, Any]) -> float:
+    """Return by what share the own work of the slowest rank takes longer than that of the median rank."""
+    median = values.get("median_rank_seconds", 0.0)
+    return values["slowest_rank_seconds"] / median - 1 if median > 0 else 0.0
 
 
 def _short(value: float, width: int) -> str:

@@ -293,8 +293,8 @@ def _introduce(
         f"--batch.target-tokens-per-step {batch})\n"
         f"{config.max_steps:,} steps, about {epochs:,.{1 if epochs < 100 else 0}f} epochs of {target_tokens:,} "
         f"target tokens in about {max(1, round(1 / per_step)):,} steps\n"
-        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}{compilation}; "
-        f"in a step each computes {accumulation} x about {sentences / (world.size * accumulation):,.0f} sentences "
+        f"{world.size} rank(s) on {engine.device.type}{threads}, ZeRO-{engine.stage}, {config.arithmetic}{compilation}"
+        f"; in a step each computes {accumulation} x about {sentences / (world.size * accumulation):,.0f} sentences "
         f"({packs} pack(s) at a time)"
     )
     for note in notes:

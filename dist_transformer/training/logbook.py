@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine.engine import Engine
-from dist_transformer.training.engine.memory import peak_memory_bytes
+from dist_transformer.training.engine.memory import memory_of, peak_memory_bytes
 
 # These also compile, allocate memory and wait for the first data.
 _FIRST_STEPS = 5
@@ -42,6 +43,8 @@ class Computed:
     """Part of `seconds`: waiting for data."""
     waited: float
     """Part of `seconds`: waiting of this rank's host for collectives."""
+    marks: tuple[torch.cuda.Event | None, torch.cuda.Event | None] = (None, None)
+    """On a GPU: the beginning of the step, and the end of its last forward pass, after which ranks wait for others."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Interval:
     """Part of `seconds`: waiting for data."""
     waited_seconds: float = 0.0
     """Part of `seconds`: waiting of this rank's host for collectives."""
+    marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     def add(self, number: int, step: Step, computed: Computed) -> None:
         self.steps.append(number)
@@ -76,6 +80,9 @@ class Interval:
         self.seconds += computed.seconds
         self.stall_seconds += computed.stall
         self.waited_seconds += computed.waited
+        begin, end = computed.marks
+        if begin is not None and end is not None:
+            self.marks.append((begin, end))
 
     def reduce(self) -> tuple[list[int], float, float]:
         """Return the hash of each step over all ranks; loss and nll per target token of the applied steps.
@@ -101,6 +108,16 @@ class Interval:
             "fill": (target_tokens + self.source_tokens) / room,
         }
 
+    def own_seconds(self) -> float:
+        """Return the seconds per step of this rank's own work: without the waits in which it follows the other ranks.
+
+        On a GPU it is the wait for data, and the device's time from the beginning of a step to the end of its last
+        forward pass. All that follows is as slow as the slowest rank.
+        """
+        on_device = [begin.elapsed_time(end) / 1000 for begin, end in self.marks]
+        own = self.stall_seconds + sum(on_device) if on_device else self.seconds - self.waited_seconds
+        return own / len(self.steps)
+
     def communication(self, device: torch.device) -> dict[str, float]:
         """Return the seconds per step that this rank waited for collectives; nothing on a GPU."""
         return {} if device.type == "cuda" else {"exposed_communication_seconds": self.waited_seconds / len(self.steps)}
@@ -117,6 +134,22 @@ class Interval:
         tokens = {"source_tokens": self.source_tokens, "target_tokens": sum(self.tokens)}
         operations = training_flops(model, **tokens, passes=passes)
         return {"mfu": operations / (self.seconds * peak_flops)}
+
+
+def compare_ranks(seconds: list[float]) -> dict[str, float]:
+    """Name the rank whose own work takes longest; nothing for one rank.
+
+    Args:
+        seconds: `own_seconds` of each rank.
+    """
+    if len(seconds) == 1:
+        return {}
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    return {
+        "slowest_rank": slowest,
+        "slowest_rank_seconds": seconds[slowest],
+        "median_rank_seconds": statistics.median(seconds),
+    }
 
 
 @dataclass(slots=True)
@@ -189,7 +222,14 @@ class Logbook:
         for number, pair_hash, tokens, left_out in of_steps:
             self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens, left_out=left_out)
         self.progress.ledger_chain = self.ledger.chain
-        values = self._measures(interval, loss=loss, nll=nll)
+        own, peaks = zip(
+            *distributed.gather_objects((interval.own_seconds(), peak_memory_bytes(self.engine.device))), strict=True
+        )
+        values = {
+            **self._measures(interval, loss=loss, nll=nll),
+            **compare_ranks(list(own)),
+            **memory_of(self.engine.device, max(peaks)),
+        }
         self._write(values)
         self.reporter.train_line(self.progress.step, values, self._seconds_left())
         for text in interval.epochs.values():
@@ -254,7 +294,6 @@ class Logbook:
             "left_out_shards": len({(shard["corpus"], shard["shard"]) for shard in progress.left_out}),
             "training_flops": self._flops_so_far(),
             "train_seconds": progress.train_seconds,
-            "peak_memory_bytes": peak_memory_bytes(self.engine.device),
         }
 
     def _flops_so_far(self) -> int:

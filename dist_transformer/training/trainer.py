@@ -228,7 +228,7 @@ class Trainer:
 
     def _train_step(self, step: Step, micro_batches: list[MicroBatch], stall: float) -> None:
         """Run forward, backward and update, and count what was consumed."""
-        started, waited_before = time.monotonic(), self.engine.waited_seconds
+        started, waited_before, begin = time.monotonic(), self.engine.waited_seconds, self.engine.mark()
         progress = self.progress
         progress.step += 1
         hashes, losses, applied = [], [], True
@@ -246,7 +246,15 @@ class Trainer:
         progress.computed_source_tokens += self.config.optimizer.passes * step.source_tokens
         progress.computed_target_tokens += self.config.optimizer.passes * step.target_tokens
         waited = self.engine.waited_seconds - waited_before
-        computed = Computed(hashes=hashes, losses=losses, applied=applied, seconds=seconds, stall=stall, waited=waited)
+        computed = Computed(
+            hashes=hashes,
+            losses=losses,
+            applied=applied,
+            seconds=seconds,
+            stall=stall,
+            waited=waited,
+            marks=(begin, self.engine.last_forward),
+        )
         self.logbook.add(step, computed)
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:

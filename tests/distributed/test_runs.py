@@ -100,6 +100,14 @@ def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> N
     assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
 
 
+def test_the_rank_whose_own_work_takes_longest_is_recorded(worlds: dict[int, Path]) -> None:
+    for record in read_records(worlds[3], "train"):
+        assert record["slowest_rank"] in range(3)
+        assert record["slowest_rank_seconds"] >= record["median_rank_seconds"] > 0
+        assert record["peak_memory_bytes"] > 2**20
+    assert "slowest_rank" not in read_records(worlds[1], "train")[0]
+
+
 def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
     worlds: dict[int, Path], toy_data: DataFolder
 ) -> None:

@@ -1,11 +1,14 @@
 """Figures of the steps between two log lines, by hand."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.training.logbook import Interval, Pace
+from dist_transformer.training.logbook import Interval, Pace, compare_ranks
 
 
 def test_utilization_by_hand() -> None:
@@ -22,6 +25,22 @@ def test_waiting_is_per_step_and_unknown_on_a_gpu() -> None:
     interval = Interval(steps=[7, 8, 9, 10], waited_seconds=2.0)
     assert interval.communication(torch.device("cpu")) == {"exposed_communication_seconds": 0.5}
     assert interval.communication(torch.device("cuda", 0)) == {}
+
+
+def test_a_ranks_own_work_is_without_waits_for_others() -> None:
+    assert Interval(steps=[1, 2], seconds=5.0, waited_seconds=2.0, stall_seconds=1.0).own_seconds() == 1.5
+    # On a GPU the host does not wait: 1 s of waiting for data, and 250 ms to the end of each forward pass.
+    begin: Any = SimpleNamespace(elapsed_time=lambda end: end)
+    assert Interval(steps=[1, 2], seconds=5.0, stall_seconds=1.0, marks=[(begin, 250.0)] * 2).own_seconds() == 0.75  # type: ignore[list-item]
+
+
+def test_the_slowest_rank_is_named() -> None:
+    assert compare_ranks([0.5, 0.75, 0.25]) == {
+        "slowest_rank": 1,
+        "slowest_rank_seconds": 0.75,
+        "median_rank_seconds": 0.5,
+    }
+    assert compare_ranks([0.5]) == {}
 
 
 def test_the_time_left_does_not_jump_with_the_last_steps() -> None:

@@ -70,6 +70,8 @@ class Engine:
         self._create_moments()
         self._tensors = _Masters(self.optimizer) if isinstance(self.optimizer, PlainAdam) else _Partitions(self.stage)
         self._set_weights(weights)
+        self.last_forward: torch.cuda.Event | None = None
+        """End of the last forward pass on a GPU; see `mark`."""
         self.compilation = self._choose_compilation()
         """Whether layers and loss are compiled, and why in a few words."""
         if self.compilation[0]:
@@ -118,10 +120,19 @@ class Engine:
         """Seconds that the calling thread has waited for collectives so far. On a GPU the host does not wait."""
         return internals.waited_seconds()
 
+    def mark(self) -> torch.cuda.Event | None:
+        """Mark this place in the work of a GPU, to time it without waiting; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
         """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`."""
         settings = self.config.optimizer
         sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha)
+        self.last_forward = self.mark()
         # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
         self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
         return sums

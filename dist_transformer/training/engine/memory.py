@@ -52,3 +52,13 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory_of(device: torch.device, peak: int) -> dict[str, float]:
+    """Return the largest peak of all ranks, and on a GPU its share of the memory, assuming equal GPUs."""
+    if device.type != "cuda":
+        return {"peak_memory_bytes": peak}
+    return {
+        "peak_memory_bytes": peak,
+        "peak_memory_share": peak / torch.cuda.get_device_properties(device).total_memory,
+    }
