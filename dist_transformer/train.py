@@ -101,13 +101,15 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     Returns:
         whether the run is finished; otherwise it was stopped and has saved.
     """
+    import torch
+
     from dist_transformer.averaging.choice import next_command
     from dist_transformer.reporting.reporter import format_seconds
     from dist_transformer.runtime.agreement import require_agreement
     from dist_transformer.runtime.process_group import process_group
     from dist_transformer.training.assembly import assemble
     from dist_transformer.training.fault_tolerance.preemption import seconds_left
-    from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
+    from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog, record_collectives
 
     limits = {
         Phase.SET_UP: 60 * config.timeouts.setup_timeout_minutes,
@@ -116,6 +118,8 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
         Phase.CHECKPOINT: 60 * config.timeouts.checkpoint_timeout_minutes,
     }
     watchdog = Watchdog(world, limits).start(launchers)
+    if torch.cuda.is_available():
+        record_collectives(config.run_dir)
     group = process_group(
         world,
         join_minutes=config.timeouts.setup_timeout_minutes,

@@ -12,7 +12,7 @@ from dist_transformer.base.files import is_pickle
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.model_folder import load_model
 from dist_transformer.model_paths import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
-from dist_transformer.run.layout import CHECKPOINTS, FOLDERS, POINTER, WEIGHT_HASHES, WEIGHTS
+from dist_transformer.run.layout import CHECKPOINTS, FOLDERS, HANGS, POINTER, WEIGHT_HASHES, WEIGHTS
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
 WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
@@ -29,9 +29,10 @@ def require_known(path: Path, run_dir: Path) -> None:
         raise UserError(f"{path} is a link or not a regular file: put the real file there, or remove it")
     if path.name.endswith(".tmp"):
         raise UserError(f"{path} is being written now, or a killed process left it: remove it if no training runs")
-    if stat.S_ISREG(mode) and is_pickle(path):
-        raise UserError(f"{path} is a pickle, which can run code when it is loaded; a run writes none: remove it")
     place = path.relative_to(run_dir).parts
+    # NCCL's record of a hang is a pickle, which only torch's own tools read.
+    if stat.S_ISREG(mode) and place[0] != HANGS and is_pickle(path):
+        raise UserError(f"{path} is a pickle, which can run code when it is loaded; a run writes none: remove it")
     known = {
         CHECKPOINTS: re.compile(rf"{POINTER}|{STEP_NAME.pattern}"),
         WEIGHTS: re.compile(rf"{WEIGHT_HASHES}|{WEIGHTS_NAME.pattern}"),

@@ -10,7 +10,7 @@ RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging; ema-â€
 RUN/weights/SHA256SUMS                 their hashes, as `sha256sum --check` reads them
 RUN/samples/, RUN/tensorboard/         translations of each validation, event files
 RUN/heartbeats/, RUN/lock              what each rank is doing, which process holds the folder
-RUN/hangs/                             stacks of ranks that made no progress
+RUN/hangs/                             stacks and last collectives of ranks that made no progress
 """
 
 import errno

@@ -76,6 +76,13 @@ def process_group(
                 time.sleep(_SETTLE_SECONDS)
 
 
+def collective_record() -> bytes | None:
+    """Return NCCL's record of its last collectives as JSON; None without NCCL, or if nothing is recorded."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+    record: bytes = dump() if dump is not None else b""
+    return record if b'"record_id"' in record else None
+
+
 def _keep_groups() -> None:
     """Keep the groups of a failed launch until the process ends: to free one waits for collectives with lost ranks."""
     for group in dist.distributed_c10d._world.pg_map:

@@ -56,6 +56,12 @@ def test_a_pickle(run: Path, name: str, content: bytes) -> None:
     assert f"{run / name} is a pickle" in found["files"]
 
 
+def test_the_record_that_torch_writes_of_a_hang_may_be_a_pickle(run: Path) -> None:
+    (run / "hangs").mkdir()
+    (run / "hangs" / "nccl-rank-0").write_bytes(pickle.dumps({}))
+    assert failures(run) == {}
+
+
 def test_a_zip_without_a_pickle_is_none(run: Path) -> None:
     with zipfile.ZipFile(run / "samples.zip", "w") as archive:
         archive.writestr("a.txt", "a")

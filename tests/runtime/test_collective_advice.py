@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dist_transformer.runtime.launch import free_port
-from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE
+from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE, collective_record
 from tests.conftest import ROOT
 
 RANK = """
@@ -58,3 +59,20 @@ def test_a_collective_that_fails_or_hangs_says_where_to_look(mode: str, reason: 
     assert ranks[0].returncode == 1
     assert reason in said
     assert said.count(COLLECTIVE_ADVICE) == 1
+
+
+def test_torch_records_collectives_by_these_names() -> None:
+    """The build for CPUs has the headers of NCCL's group, but not its functions."""
+    headers = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
+    texts = [(headers / f"{name}.hpp").read_text() for name in ("FlightRecorder", "ProcessGroupNCCL")]
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "dump_nccl_trace_json"):
+        assert any(name in text for text in texts)
+    assert hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json") == torch.distributed.is_nccl_available()
+    assert collective_record() is None
+
+
+def test_a_record_without_collectives_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for record, expected in ((b'{"version":"2.10"}', None), (found := b'{"entries":[{"record_id":1}]}', found)):
+        dump = lambda record=record: record  # noqa: E731
+        monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", dump, raising=False)
+        assert collective_record() == expected

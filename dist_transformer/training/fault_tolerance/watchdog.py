@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dist_transformer.base.errors import printable
-from dist_transformer.base.files import append_to, make_folder, remove
+from dist_transformer.base.files import append_to, make_folder, remove, write_file
 from dist_transformer.run.layout import HANGS
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE
+from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE, collective_record
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
@@ -38,6 +38,25 @@ _SILENT_BEATS, _REPORT_BEATS, _REPORT_SECONDS = 2.5, 6, 30.0
 _ECHO_SECONDS, _LEAVING_SECONDS = 5.0, 120.0
 # Ctrl-C ends DeepSpeed's outer launcher at once, but the inner one lets the ranks save.
 _HANDLER_SECONDS, _STOPPING_SECONDS = 3.0, 120.0
+
+
+# Names that torch reads, the newer one first, and our defaults.
+_RECORDING = {
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
+}
+_RECORD_PREFIX = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+
+def record_collectives(run_dir: Path) -> None:
+    """Let torch record the last collectives of NCCL, and write them into `run_dir` if NCCL itself finds a hang.
+
+    It has an effect before the process group is made. Variables that the user has set stay as they are.
+    """
+    prefix = str((run_dir / HANGS / "nccl-rank-").absolute())
+    for names, value in (_RECORDING | {_RECORD_PREFIX: prefix}).items():
+        if not any(name in os.environ for name in names):
+            os.environ[names[0]] = value
 
 
 class Phase(StrEnum):
@@ -256,6 +275,13 @@ class Watchdog:
             with append_to(file) as stacks:
                 stacks.write(f"{verdict}\n".encode())
         _tell(verdict)
+        # Last, because it asks NCCL, which may hang.
+        if (record := collective_record()) is not None:
+            file = file.with_name(f"nccl-rank-{self.world.rank}.json")
+            with self._writing:
+                if not self._closed.is_set():
+                    write_file(file, record)
+                    _tell(f"the last collectives of rank {self.world.rank} are in {file}")
 
     def _exit(self, reason: str) -> None:
         """End the process, unless this rank has ended well in the meantime."""

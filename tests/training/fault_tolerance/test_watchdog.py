@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base.files import make_folder
 from dist_transformer.runtime.launch import LAUNCH_VARIABLE
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance import watchdog as module
@@ -239,6 +240,35 @@ def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
         assert f'File "<string>", line {len(HANG.splitlines())} in <module>' in text
         assert "rank 0 (" in text
     assert done.stderr.endswith("error: rank 0 ends: no progress in training, step 2, for 0.025 minutes\n")
+
+
+def test_nccl_records_its_last_collectives_unless_the_user_has_said_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        # Restored at the end.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "50")
+    module.record_collectives(tmp_path)
+    assert "TORCH_FR_BUFFER_SIZE" not in os.environ
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "hangs" / "nccl-rank-")
+
+
+def test_the_record_of_nccl_is_named_where_a_hang_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = b'{"entries": [{"record_id": 7}]}'
+    monkeypatch.setattr(module, "collective_record", lambda: record)
+    watchdog = Watchdog(World(), {})
+    watchdog._heartbeats = Heartbeats(tmp_path, World(), "launch")
+    watchdog._interval = 0.01
+    make_folder(watchdog._heartbeats.folder)
+    watchdog._report(Failure(rank=0, reason="no progress", is_hang=True))
+    file = tmp_path / "hangs" / "nccl-rank-0.json"
+    assert file.read_bytes() == record
+    assert capfd.readouterr().err.endswith(f"the last collectives of rank 0 are in {file}\n")
 
 
 ASK = """
