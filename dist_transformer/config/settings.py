@@ -4,6 +4,7 @@ A wrong value fails at construction; the error names field, value and remedy. Th
 its folder. The docstrings of the fields are the texts of --help.
 """
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -356,6 +357,8 @@ class TrainConfig:
     """Arithmetic of the model; default: bf16 if the device supports it, otherwise fp32."""
     compile: Literal["auto", "on", "off"] = field(default="auto", metadata=written({"on": True, "off": False}))
     """Compile layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; auto: from 6,000 target tokens at once."""
+    profile: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
     seed: int = 1
     checkpoints: OmitArgPrefixes[CheckpointConfig] = field(default_factory=CheckpointConfig)
     validation: OmitArgPrefixes[ValidationConfig] = field(default_factory=ValidationConfig)
@@ -369,9 +372,22 @@ class TrainConfig:
         require(self.max_steps <= _MOST_STEPS, "max_steps", self.max_steps, f"it must be at most {_MOST_STEPS:,}")
         require_fraction(self, "ema_decay")
         require_not_negative(self, "seed")
+        if self.profile is not None:
+            found = re.fullmatch("([1-9][0-9]{0,12}):([1-9][0-9]{0,12})", self.profile)
+            fits = found is not None and int(found[1]) + int(found[2]) - 1 <= self.max_steps
+            remedy = f"it must be STEP:COUNT, such as 100:3, and end by max_steps ({self.max_steps})"
+            require(fits, "profile", self.profile, remedy)
         masks_differ = any((self.model.dropout, self.model.attention_dropout, self.model.ffn_dropout))
         remedy = "without dropout both passes are equal, so it has no effect: set model.dropout above 0, or this to 0"
         require(masks_differ or self.optimizer.passes == 1, "optimizer.rdrop_alpha", self.optimizer.rdrop_alpha, remedy)
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """First step and number of steps of `profile`."""
+        if self.profile is None:
+            return None
+        first, count = map(int, self.profile.split(":"))
+        return first, count
 
     @classmethod
     def of(cls, **settings: Any) -> "TrainConfig":

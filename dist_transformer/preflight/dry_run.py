@@ -141,6 +141,7 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
         validate_sentences=_DECODED,
         best_by="nll",
         validation_command=None,
+        profile=None,
         log_every=5,
         patience=0,
         keep_checkpoints=2,

@@ -46,6 +46,7 @@ from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 from dist_transformer.training.logbook import Logbook
+from dist_transformer.training.step_profile import StepProfile
 from dist_transformer.training.trainer import Saver, Trainer
 from dist_transformer.training.validation import Validator
 from dist_transformer.training.validation_command import ValidationCommand
@@ -179,6 +180,9 @@ def assemble(
         reporter=reporter,
         preemption=preemption,
         watchdog=watchdog,
+        profile=StepProfile(
+            config.profiled_steps if world.is_main else None, config.run_dir, say=reporter.say, fence=fence
+        ),
         held=held,
     )
 

@@ -30,11 +30,13 @@ from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
+from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from dist_transformer.training.logbook import Computed, Logbook
+from dist_transformer.training.step_profile import StepProfile
 from dist_transformer.training.validation import ValidationResult, Validator, summarize
 from dist_transformer.training.validation_command import ValidationCommand
 
@@ -149,6 +151,7 @@ class Trainer:
     reporter: Reporter
     preemption: Preemption
     watchdog: Watchdog
+    profile: StepProfile
     held: ExitStack
     """Holds the lock of the run folder until training ends."""
 
@@ -192,7 +195,9 @@ class Trainer:
         for step, micro_batches, stall in steps:
             self.watchdog.enter(Phase.STEP, self.progress.step + 1)
             self.preemption.begin()
+            self.profile.begin(self.progress.step + 1)
             self._train_step(step, micro_batches, stall)
+            self.profile.end(self.progress.step)
             stopped_by = self.preemption.outcome()
             self.saver.poll()
             is_last = self.progress.step == self.config.max_steps
@@ -238,7 +243,7 @@ class Trainer:
             hashes.append(hashed)
             applied = self.engine.end_micro_batch()
         progress.position = step.position
-        self._count_skip(applied)
+        self._count_skip(applied, micro_batches, losses)
         seconds = stall + time.monotonic() - started
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
@@ -263,18 +268,24 @@ class Trainer:
         batch = micro.batch.to(self.engine.device)
         return self.engine.forward_backward(batch, step_tokens=step.target_tokens), batch_hash(batch)
 
-    def _count_skip(self, applied: bool) -> None:
+    def _count_skip(self, applied: bool, micro_batches: list[MicroBatch], losses: list[torch.Tensor]) -> None:
+        """Count skipped steps. A skip is that of all ranks, so they can find its origin together."""
         progress = self.progress
         progress.skipped_steps += not applied
         progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
-        if not applied:
-            self.reporter.say(
-                f"step {progress.step}: loss or gradient is not finite on some rank; update skipped on all"
-            )
+        if applied:
+            return
+        pairs = zip(micro_batches, losses, strict=True)
+        own = [micro.first_pack for micro, loss in pairs if not bool(loss.isfinite().all())]
+        where = describe_not_finite(distributed.gather_objects(own), packs=self.config.batch.packs_at_once)
+        self.reporter.say(
+            f"step {progress.step}: loss or gradient is not finite ({where}); update skipped on all ranks"
+        )
         if progress.skipped_in_a_row >= self.config.max_skipped_steps:
             raise UserError(
                 f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last at step "
-                f"{progress.step}): lower the learning rate, or resume with --precision fp32 from the last checkpoint"
+                f"{progress.step}, {where}): lower the learning rate, or resume with "
+                "--precision fp32 from the last checkpoint"
             )
 
     def _validate(self) -> str | None:
@@ -352,6 +363,22 @@ class Trainer:
     def _why_finished(self) -> str:
         patience = self.config.validation.patience
         return f"no better validation in {patience}" if self._out_of_patience() else "all steps done"
+
+
+def describe_not_finite(firsts: list[list[int]], *, packs: int) -> str:
+    """Name the first rank whose loss is not finite, and the packs of that micro-batch.
+
+    Args:
+        firsts: for each rank, the first packs of its micro-batches whose loss is not finite.
+        packs: packs per micro-batch.
+    """
+    ranks = [rank for rank, own in enumerate(firsts) if own]
+    if not ranks:
+        return "the loss is finite on all ranks, so it arose in the backward pass"
+    first = firsts[ranks[0]][0]
+    of_packs = f"pack {first}" if packs == 1 else f"packs {first} to {first + packs - 1}"
+    others = f", and loss of {len(ranks) - 1} other rank(s)" if len(ranks) > 1 else ""
+    return f"loss of rank {ranks[0]} in {of_packs} of the step{others}"
 
 
 @contextmanager

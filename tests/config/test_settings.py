@@ -116,6 +116,16 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         "1e+300",
         "it must be at most 525600, a year",
     ),
+    *[
+        (
+            TrainConfig,
+            {**NEW_RUN, "profile": words, "max_steps": 102},
+            "profile",
+            repr(words),
+            "it must be STEP:COUNT, such",
+        )
+        for words in ("100", "0:3", "3:0", "a:b", "100:4", "1:2:3")
+    ],
     (TrainConfig, {**NEW_RUN, "patience": 3, "validate_every": 0}, "patience", "3", "validate_every above 0"),
 ]
 
@@ -162,6 +172,12 @@ def test_groups_lie_flat_in_files() -> None:
     plain = to_plain(PRESETS["tiny"])
     assert (plain["save_every"], plain["validate_every"], plain["timeout_minutes"]) == (100, 200, 30.0)
     assert not FLAT_GROUPS.keys() & plain.keys()
+
+
+def test_the_steps_of_a_profile_may_end_with_the_training() -> None:
+    config = TrainConfig.of(data=("d",), run_dir=Path("r"), max_steps=102, profile="100:3")
+    assert config.profiled_steps == (100, 3)
+    assert TrainConfig.of(data=("d",), run_dir=Path("r")).profiled_steps is None
 
 
 def test_configs_cannot_be_changed() -> None:

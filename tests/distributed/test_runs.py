@@ -76,7 +76,8 @@ def worlds(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> di
     runs = {}
     for ranks in (1, 2, 3, 4):
         runs[ranks] = tmp_path_factory.mktemp("worlds") / str(ranks)
-        train(ranks, toy_data.path, runs[ranks], "--max-steps", 20, "--save-every", 10, *FP32)
+        profile = ("--profile", "3:2") if ranks == 2 else ()
+        train(ranks, toy_data.path, runs[ranks], "--max-steps", 20, "--save-every", 10, *FP32, *profile)
     return runs
 
 
@@ -106,6 +107,12 @@ def test_the_rank_whose_own_work_takes_longest_is_recorded(worlds: dict[int, Pat
         assert record["slowest_rank_seconds"] >= record["median_rank_seconds"] > 0
         assert record["peak_memory_bytes"] > 2**20
     assert "slowest_rank" not in read_records(worlds[1], "train")[0]
+
+
+def test_a_profile_is_one_trace_in_the_run_folder(worlds: dict[int, Path]) -> None:
+    (trace,) = (trace for run in worlds.values() for trace in run.glob("trace-*"))
+    assert trace == worlds[2] / "trace-00000003-00000004.json"
+    assert "aten::mm" in {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
 
 
 def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(

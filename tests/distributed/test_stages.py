@@ -136,6 +136,7 @@ def test_all_ranks_skip_a_step_that_is_not_finite_on_one(results: dict[str, Any]
     assert outcome["rate_unchanged"]
     assert outcome["skipped"] == 3
     assert "3 steps in a row" in outcome["message"]
+    assert "loss of rank 1 in pack" in outcome["message"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,6 +23,7 @@ def run(case: Case, lab: Lab) -> Found:
     checks: dict[str, object] = {
         f"status {statuses}": 0 not in statuses,
         f"skipped {skipped}": all(skipped),
+        f"the output names no rank {rank}": f"is not finite (loss of rank {rank} in pack" in job.output,
         f"the errors are {errors}": bool(errors)
         and f"{_ABORTS_AT} steps in a row" in errors[0]
         and f"step {last}" in errors[0],

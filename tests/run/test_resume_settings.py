@@ -33,6 +33,7 @@ CHOSEN = {
     "cache_dir": Path("cache"),
     "validation_command": "score {hypothesis}",
     "precision": "fp32",
+    "profile": "2:1",
 }
 ALSO = {"model.target_vocab_size": {"tie_embeddings": "target"}}
 # They decide what a step computes. Dropout masks alone depend on the packs at once.
