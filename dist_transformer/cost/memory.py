@@ -19,6 +19,7 @@ the table with the tensors of real engines.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ from dist_transformer.model.transformer import Transformer
 BYTES = {"bf16": 2, "fp32": 4}
 SENTENCE_TOKENS = 30.0
 """Mean length of a sentence of news, used without data."""
-# Elements that DeepSpeed flattens into one buffer to reduce them without ZeRO (`runtime/engine.py`).
+# Elements that DeepSpeed reduces at once without ZeRO, and at stage 1 in bf16 (`runtime/engine.py`).
 STAGE_0_BUCKET = 500_000_000
 # CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
 _CONTEXT_BYTES = int(1.5 * 2**30)
@@ -47,7 +48,6 @@ class ZeroSettings:
 
     stage: int
     reduce_bucket_size: int = 500_000_000
-    allgather_bucket_size: int = 500_000_000
     overlap_comm: bool = False
     stage3_param_persistence_threshold: int = 100_000
     stage3_prefetch_bucket_size: int = 50_000_000
@@ -137,9 +137,7 @@ class Memory:
 
 
 def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] = ()) -> ModelSizes:
-    with torch.device("meta"):
-        model = Transformer(config)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    sizes, constants = _tensors(config)
     counts, frozen = [*sizes.values()], frozen_names(sizes, freeze)
     persistent = [count for count in counts if count <= zero.stage3_param_persistence_threshold]
     return ModelSizes(
@@ -147,8 +145,17 @@ def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] =
         trained=sum(size for name, size in sizes.items() if name not in frozen),
         persistent=sum(persistent),
         persistent_tensors=len(persistent),
-        constants=sum(table.numel() * table.element_size() for table in model.buffers()),
+        constants=constants,
     )
+
+
+@functools.cache
+def _tensors(config: ModelConfig) -> tuple[dict[str, int], int]:
+    """Count the elements of each parameter, and the bytes of all tables."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return sizes, sum(table.numel() * table.element_size() for table in model.buffers())
 
 
 def predict_memory(

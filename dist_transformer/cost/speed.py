@@ -4,12 +4,13 @@ time = max(floating-point operations ÷ (peak · MFU) + bytes of the update ÷ m
 one) + bytes sent ÷ link + consecutive messages · latency. The host launches kernels while the GPU computes, and small
 models wait for the host; nothing else overlaps.
 
-Collectives are modelled as rings, which NCCL and gloo use for large tensors. docs/planning.md compares the
-model with real steps with gloo on links of known rates; no GPUs were measured.
+Collectives are modelled as rings, which NCCL and gloo use for large tensors. `tests/distributed/test_traffic.py`
+compares them with the calls of real ranks; docs/planning.md has steps with gloo on links of known rates, and the
+published scaling of another trainer on GPUs.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.cost.hardware import LINK_LATENCY, NETWORK_LATENCY, GpuKind
@@ -23,8 +24,6 @@ compiled and 358 ms not compiled on one H100, because of the host (2026-11-23); 
 # Launches per sublayer and micro-batch, forward and backward, and per update, from the counts for `big` with its 30
 # sublayers: 979 in one micro-batch, 7,321 in eight.
 _SUBLAYER_LAUNCHES, _UPDATE_LAUNCHES = 30, 73
-
-Backend = Literal["nccl", "gloo"]
 
 # The norm of the gradient is an all-reduce of one number.
 _NORM_PASSES = 2
@@ -117,60 +116,52 @@ def communication_seconds(
     network_gbit: float,
     precision: str,
     accumulation: int,
-    backend: Backend = "nccl",
-    link_latency: float = LINK_LATENCY,
-    network_latency: float = NETWORK_LATENCY,
 ) -> float:
     """Predict the communication time of one step: its bytes ÷ the slowest link of the ring, and the messages' latency.
 
     The ring crosses each link once in each direction. Between nodes it uses the whole network of a node.
-
-    Args:
-        link_latency: seconds per message between two ranks of a node.
-        network_latency: seconds per message between two nodes.
     """
     world = nodes * gpus_per_node
     if world == 1:
         return 0.0
     link = link_gb_per_second if nodes == 1 else min(link_gb_per_second, network_gbit / 8)
-    sent = traffic(zero, sizes, precision=precision, accumulation=accumulation, backend=backend)
+    sent = traffic(zero, sizes, precision=precision, accumulation=accumulation)
     # A ring over several nodes crosses the network once per node; the message that would close the ring is not sent.
     crossings = nodes - 1
-    latency = crossings * network_latency + (world - 1 - crossings) * link_latency
+    latency = crossings * NETWORK_LATENCY + (world - 1 - crossings) * LINK_LATENCY
     return sent.bytes * (world - 1) / world / (link * 1e9) + sent.passes * latency
 
 
-def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulation: int, backend: Backend) -> Traffic:
+def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulation: int) -> Traffic:
     """Count the traffic of one step: gradients in fp32, weights in the training precision.
 
     Below stage 3, DeepSpeed 0.19 all-reduces gradients, which takes two passes: once per step at stages 0 and 1, once
-    per micro-batch at stage 2. Stages 1 and 2 then all-gather the updated weights. Stage 3 reduce-scatters the
-    gradients of each micro-batch and all-gathers the weights for its forward pass; for the backward pass it gathers
-    them again only if they were too many to keep. Parameters that stay on every rank are gathered once per step, one by
-    one.
+    per micro-batch at stage 2. Stages 1 and 2 then all-gather the updated weights, all at once. Stage 0, and stage 1 in
+    bf16 (`BF16_Optimizer`), reduce all gradients at once and compute the norm without a message. Stage 2, and stage 1
+    in fp32, reduce bucket by bucket.
 
-    Frozen parameters have no gradients and no updated weights; stage 3 gathers them as it gathers others. gloo has no
-    reduce-scatter and uses an all-reduce instead.
+    Stage 3 reduce-scatters the gradients of each micro-batch and all-gathers the weights for its forward pass, those of
+    the first layer on their own. It gathers them again for the backward pass only if they are more than both limits for
+    keeping them. Parameters that stay on every rank are gathered once per step, one by one.
+
+    Frozen parameters have no gradients and no updated weights; stage 3 gathers them as it gathers others.
     """
     weight = BYTES[precision]
+    in_buckets = zero.stage >= 2 or (zero.stage == 1 and precision == "fp32")
+    pieces = math.ceil(sizes.trained / (zero.reduce_bucket_size if in_buckets else STAGE_0_BUCKET))
+    norm = _NORM_PASSES if in_buckets else 0
     if zero.stage == 3:
         large = sizes.parameters - sizes.persistent
-        kept = sizes.parameters <= min(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
-        gathers, scatter = (1 if kept else 2), (2 if backend == "gloo" else 1)
-        pieces = gathers * _pieces(large, zero.stage3_prefetch_bucket_size)
-        pieces += scatter * _pieces(sizes.trained, zero.reduce_bucket_size)
+        kept = sizes.parameters <= max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+        gathers = 1 if kept else 2
+        pieces += gathers * (1 + math.ceil(large / zero.stage3_prefetch_bucket_size))
         return Traffic(
-            bytes=accumulation * (4 * scatter * sizes.trained + gathers * weight * large) + weight * sizes.persistent,
-            passes=accumulation * pieces + sizes.persistent_tensors + _NORM_PASSES,
+            bytes=accumulation * (4 * sizes.trained + gathers * weight * large) + weight * sizes.persistent,
+            passes=accumulation * pieces + sizes.persistent_tensors + norm,
         )
     reductions = accumulation if zero.stage == 2 else 1
-    bucket = zero.reduce_bucket_size if zero.stage else STAGE_0_BUCKET
-    gathered = weight * sizes.trained if zero.stage else 0
-    passes = 2 * reductions * _pieces(sizes.trained, bucket)
-    if zero.stage:
-        passes += _pieces(sizes.trained, zero.allgather_bucket_size) + _NORM_PASSES
-    return Traffic(bytes=8 * reductions * sizes.trained + gathered, passes=passes)
-
-
-def _pieces(elements: int, bucket: int) -> int:
-    return -(-elements // bucket)
+    gathered, gathers = (weight * sizes.trained, 1) if zero.stage else (0, 0)
+    return Traffic(
+        bytes=8 * reductions * sizes.trained + gathered,
+        passes=2 * reductions * pieces + gathers + norm,
+    )

@@ -21,7 +21,7 @@ from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 
 BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)
-BUCKETS = {"reduce_bucket_size": 25_000_000, "allgather_bucket_size": 25_000_000}
+BUCKETS = {"reduce_bucket_size": 25_000_000}
 STAGE_3_BUCKETS = {"reduce_bucket_size": 25_000_000, "stage3_prefetch_bucket_size": 25_000_000}
 MICRO = MicroBatch(source_tokens=3136, target_tokens=3136)
 

@@ -9,7 +9,6 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.cost.hardware import GpuKind
 from dist_transformer.cost.memory import ModelSizes, ZeroSettings
 from dist_transformer.cost.speed import (
-    Backend,
     StepTime,
     Traffic,
     communication_seconds,
@@ -81,9 +80,9 @@ def test_the_update_moves_thirty_bytes_a_parameter() -> None:
     assert step(1).update == pytest.approx(200e6 * 30 / 4 / 1000e9)
 
 
-def sent(stage: int, accumulation: int, precision: str, backend: Backend = "nccl", **keys: int) -> Traffic:
-    zero = ZeroSettings(stage=stage, reduce_bucket_size=50_000_000, allgather_bucket_size=100_000_000, **keys)
-    return traffic(zero, SIZES, precision=precision, accumulation=accumulation, backend=backend)
+def sent(stage: int, accumulation: int, precision: str, **keys: int) -> Traffic:
+    zero = ZeroSettings(stage=stage, reduce_bucket_size=50_000_000, **keys)
+    return traffic(zero, SIZES, precision=precision, accumulation=accumulation)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_bytes_that_go_round(stage: int, accumulation: int, precision: str, mill
 def test_frozen_weights_have_no_gradients_to_send(stage: int, millions: int) -> None:
     """A quarter of 200 million is frozen; stage 3 gathers all."""
     sizes = dataclasses.replace(SIZES, trained=150_000_000)
-    found = traffic(ZeroSettings(stage=stage), sizes, precision="bf16", accumulation=1, backend="nccl")
+    found = traffic(ZeroSettings(stage=stage), sizes, precision="bf16", accumulation=1)
     assert found.bytes == millions * 10**6
     frozen, whole = step(stage, sizes=sizes), step(stage)
     assert frozen.update == pytest.approx(0.75 * whole.update)
@@ -119,29 +118,25 @@ def test_frozen_weights_have_no_gradients_to_send(stage: int, millions: int) -> 
 
 
 def test_ways_around_the_ring() -> None:
-    """Four buckets of gradients, two of weights; an all-reduce goes round twice, and the norm is one more."""
+    """An all-reduce goes round twice. Stages 2 and 3, and 1 in fp32, send four buckets of gradients, and the norm."""
     assert sent(0, 8, "bf16").passes == 2
-    assert sent(1, 8, "bf16").passes == 2 * 4 + 2 + 2
-    assert sent(2, 8, "bf16").passes == 8 * 2 * 4 + 2 + 2
-    # Four pieces of 50 million are prefetched, four are scattered; a hundred small tensors come one by one.
-    assert sent(3, 8, "bf16").passes == 8 * (4 + 4) + 100 + 2
-
-
-def test_gloo_scatters_sums_by_all_reducing_them() -> None:
-    assert sent(3, 1, "bf16", "gloo").bytes == 200 * 10**6 * (8 + 2)
-    assert sent(3, 1, "bf16", "gloo").passes == 4 + 2 * 4 + 100 + 2
-    assert [sent(stage, 4, "bf16", "gloo") for stage in range(3)] == [sent(stage, 4, "bf16") for stage in range(3)]
+    assert sent(1, 8, "bf16").passes == 2 + 1
+    assert sent(1, 8, "fp32").passes == 2 * 4 + 1 + 2
+    assert sent(2, 8, "bf16").passes == 8 * 2 * 4 + 1 + 2
+    # The first layer is gathered on its own, then four pieces of 50 million; a hundred small tensors come one by one.
+    assert sent(3, 8, "bf16").passes == 8 * (1 + 4 + 4) + 100 + 2
 
 
 def test_weights_that_cannot_be_kept_are_gathered_twice() -> None:
-    once, twice = sent(3, 1, "bf16"), sent(3, 1, "bf16", stage3_max_live_parameters=100_000_000)
+    limits = {"stage3_max_live_parameters": 100_000_000, "stage3_max_reuse_distance": 100_000_000}
+    once, twice = sent(3, 1, "bf16"), sent(3, 1, "bf16", **limits)
     assert twice.bytes - once.bytes == 199 * 10**6 * 2
-    assert sent(3, 1, "bf16", stage3_max_reuse_distance=100_000_000) == twice
+    assert all(sent(3, 1, "bf16", **{name: limit}) == once for name, limit in limits.items())
 
 
 def test_between_nodes_the_slower_of_both_links_counts() -> None:
-    """Three quarters of the bytes pass each of 4 GPUs, seven eighths each of 8. Five passes: sums, weights, norm."""
-    passes = 2 + 1 + 2
+    """Three quarters of the bytes pass each of 4 GPUs, seven eighths each of 8. Three passes: sums, weights."""
+    passes = 2 + 1
     assert step(1).communication == pytest.approx(10 * 0.75 * 200e6 / 100e9 + passes * 3 * 5e-6)
     hops = passes * (15e-6 + 6 * 5e-6)
     assert step(1, nodes=2, network_gbit=400).communication == pytest.approx(10 * 7 / 8 * 200e6 / 50e9 + hops)
@@ -149,7 +144,7 @@ def test_between_nodes_the_slower_of_both_links_counts() -> None:
 
 
 def test_on_a_slow_network_messages_wait_for_each_other() -> None:
-    """10 Mbit/s and 20 ms: 1.6 GB on two nodes are 640 s, and two passes of one message 40 ms."""
+    """10 Mbit/s: 1.6 GB on two nodes are 640 s, and two passes of one message of 15 µs."""
     found = communication_seconds(
         ZeroSettings(stage=0),
         sizes=SIZES,
@@ -159,9 +154,8 @@ def test_on_a_slow_network_messages_wait_for_each_other() -> None:
         network_gbit=0.01,
         precision="fp32",
         accumulation=1,
-        network_latency=0.02,
     )
-    assert found == pytest.approx(1.6e9 / 2 * 8 / 10e6 + 0.04)
+    assert found == pytest.approx(1.6e9 / 2 * 8 / 10e6 + 2 * 15e-6, rel=1e-9)
 
 
 def test_alone_nothing_is_sent() -> None:

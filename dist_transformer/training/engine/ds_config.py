@@ -18,7 +18,6 @@ DEFAULT_ZERO: dict[str, Any] = {
     "contiguous_gradients": True,
     "reduce_scatter": True,
     "reduce_bucket_size": 25_000_000,
-    "allgather_bucket_size": 25_000_000,
 }
 
 _OURS = {
