@@ -9,13 +9,13 @@
 # Missing data is prepared first: the job submits slurm/prepare.sh, which needs no GPUs, and waits for it in the queue.
 # This one command is enough, and GPUs are held for seconds, not hours, before they are used.
 #
-# It uses as many nodes as it gets, up to 16; a step is the same on any number of GPUs up to 128. Before its time limit
+# It uses as many nodes as it gets, up to 4; a step is the same on any number of GPUs up to 128. Before its time limit
 # and on preemption, it saves and is requeued. Without GPUs: --gpus-per-node=0 --ntasks-per-node=N.
 #
 # CPUs are requested per node, not per task: SLURM counts the tasks of a job when it first starts. With
 # --ntasks-per-node, a job that started on two nodes would wait for two forever after one is lost.
 #SBATCH --job-name=train_big
-#SBATCH --nodes=1-16
+#SBATCH --nodes=1-4
 #SBATCH --gpus-per-node=8
 #SBATCH --mincpus=64
 #SBATCH --mem-per-cpu=4G

@@ -38,6 +38,7 @@ from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
 from dist_transformer.config.table3 import VARIANTS
 from dist_transformer.cost.hardware import LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
+from dist_transformer.cost.nodes import ENOUGH
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 
@@ -230,6 +231,7 @@ def speed_and_run(plan: "RunPlan", here: list[str]) -> Iterator[str]:
             )
         if cluster.world_size > 1:
             yield from basis_of_communication(plan, plan.gpu)
+            yield from best_nodes(plan)
     yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
     if plan.hours is not None and plan.jobs is not None and cluster.is_one_gpu:
         yield f"          {plan.hours:,.1f} h on one {cluster.gpu}, without validation and saving"
@@ -252,6 +254,22 @@ def basis_of_communication(plan: "RunPlan", gpu: GpuKind) -> Iterator[str]:
     within = f"{gpu.link_gb_per_second:g} GB/s and {1e6 * LINK_LATENCY:g} µs in a node"
     yield f"          rings over {between}{within}; no overlap"
     yield "          checked on slow links of known rates with gloo, not with NCCL on GPUs: docs/planning.md"
+
+
+def best_nodes(plan: "RunPlan") -> Iterator[str]:
+    """Name the best number of nodes, and the stage that suits it if it fits."""
+    assert plan.best is not None
+    rate = plan.target_tokens_per_step / plan.best.seconds[plan.best.nodes]
+    faster = f"no other number is more than {1 / ENOUGH - 1:.0%} faster"
+    yield f"best      {plan.best.nodes} node(s): {rate:,.0f} target tokens/s; {faster}"
+    stage = next(stage for stage in plan.stages if stage.zero.stage == plan.best.stage)
+    if stage.fits:
+        why = (
+            "each rank has one micro-batch per step and sends gradients meanwhile (not counted here)"
+            if plan.best.stage == 2
+            else "each rank has several micro-batches per step and sends gradients once"
+        )
+        yield f"          {stage.zero.name}: {why}"
 
 
 def comparison_table(comparisons: "list[Comparison]") -> Iterator[str]:
@@ -287,6 +305,7 @@ def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", her
         "measured_here_step_seconds": here_seconds,
         "target_tokens_per_step": plan.target_tokens_per_step,
         "target_tokens_per_second": plan.target_tokens_per_second,
+        "best": plan.best and dataclasses.asdict(plan.best),
         "hours": plan.hours,
         "jobs": plan.jobs,
         "epochs": plan.epochs,

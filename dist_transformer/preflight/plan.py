@@ -19,8 +19,9 @@ from dist_transformer.cost.memory import (
     model_sizes,
     predict_memory,
 )
-from dist_transformer.cost.micro_batches import choose_compilation, packs_that_fit
-from dist_transformer.cost.speed import StepTime, predict_step
+from dist_transformer.cost.micro_batches import choose_compilation
+from dist_transformer.cost.nodes import Machines, NodeChoice, choose_nodes, fill_gpus, predict_step_on
+from dist_transformer.cost.speed import StepTime
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
@@ -107,6 +108,8 @@ class RunPlan:
     """Stage of the run's own settings."""
     step_time: StepTime | None
     """Predicted time of a step; None on a CPU, and with offload, which depends on the host."""
+    best: NodeChoice | None
+    """Best number of nodes with this many GPUs, among those that share a step; None like `step_time`."""
 
     @property
     def accumulation(self) -> int:
@@ -203,45 +206,33 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
     config = _with_vocabulary(config, work)
     config.batch.accumulation_steps(cluster.world_size)
     own = ZeroSettings.from_ds_config(ds_config)
-    if config.batch.packs_per_micro_batch is None and gpu is not None:
-        packs = packs_that_fit(
-            config,
-            own,
-            world_size=cluster.world_size,
-            source_budget=work.source_budget,
-            memory_bytes=int(gpu.memory_gib * 2**30),
-        )
-        config = dataclasses.replace(config, batch=dataclasses.replace(config.batch, packs_per_micro_batch=packs))
-    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(ds_config))
-    chosen = next(stage for stage in stages if stage.zero == own)
-    sizes = model_sizes(config.model, own, config.freeze)
-    step_time = None
-    if gpu is not None and not own.offload_optimizer:
-        packs = config.batch.accumulation_steps(cluster.world_size) * config.batch.packs_at_once
-        step_time = predict_step(
-            config.model,
-            own,
-            gpu,
-            sizes=sizes,
+    machines = step_time = best = None
+    if gpu is not None:
+        machines = Machines(
+            gpu=gpu,
             gpus_per_node=cluster.gpus,
             nodes=cluster.nodes,
-            network_gbit=cluster.network_gbit or gpu.node_gbit,
-            precision=config.arithmetic,
-            accumulation=config.batch.accumulation_steps(cluster.world_size),
-            source_tokens=packs * work.source_budget,
-            target_tokens=packs * config.batch.max_target_tokens,
-            passes=config.optimizer.passes,
+            network_gbit=cluster.network_gbit,
             mfu=cluster.mfu,
         )
+        if not own.offload_optimizer:
+            most = dataclasses.replace(machines, nodes=config.batch.packs_per_step // cluster.gpus)
+            best = choose_nodes(config, own, most, source_budget=work.source_budget)
+        config = fill_gpus(config, own, machines, source_budget=work.source_budget)
+        if not own.offload_optimizer:
+            step_time = predict_step_on(config, own, machines, source_budget=work.source_budget)
+    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(ds_config))
+    chosen = next(stage for stage in stages if stage.zero == own)
     return RunPlan(
         config=config,
         cluster=cluster,
         gpu=gpu,
         work=work,
-        parameters=sizes.parameters,
+        parameters=model_sizes(config.model, own, config.freeze).parameters,
         stages=stages,
         chosen=chosen,
         step_time=step_time,
+        best=best,
     )
 
 

@@ -12,9 +12,10 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import tag_caution
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.hardware import peak_flops
+from dist_transformer.cost.hardware import GPUS, kind_of_device, peak_flops
 from dist_transformer.cost.memory import ZeroSettings
 from dist_transformer.cost.micro_batches import packs_that_fit
+from dist_transformer.cost.nodes import Machines, fewer_nodes
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.freezing import frozen_names
@@ -96,6 +97,7 @@ def assemble(
     # The settings are equal, but each node may have its own disk.
     require_agreement({"data_sha256": described["data_sha256"]})
     identity = run_identity(described)
+    note_on_nodes = _note_on_nodes(config, ds_config, data.budgets.max_source_tokens, world, device)
     if config.batch.packs_per_micro_batch is None:
         # The ranks agree on the smallest choice.
         packs = _choose_packs(config, ds_config, data.budgets.max_source_tokens, world, device)
@@ -158,7 +160,7 @@ def assemble(
         reporter=reporter,
         watchdog=watchdog,
     )
-    notes += [validator.note for validator in validators if validator.note]
+    notes += [note for note in (note_on_nodes, *(validator.note for validator in validators)) if note]
     if isinstance(origin, CheckpointReader):
         notes += rate_cautions(config, origin)
     elif origin is not None:
@@ -200,6 +202,19 @@ def _choose_packs(
         source_budget=source_budget,
         memory_bytes=torch.cuda.get_device_properties(device).total_memory,
     )
+
+
+def _note_on_nodes(
+    config: TrainConfig, ds_config: dict[str, Any], source_budget: int, world: World, device: torch.device
+) -> str | None:
+    """Name the fewer nodes that would be as fast; None on one node, and where the planner predicts no speed."""
+    zero, nodes = ZeroSettings.from_ds_config(ds_config), world.size // world.local_size
+    if nodes == 1 or zero.offload_optimizer or _peak_flops(config, world, device) is None:
+        return None
+    name = kind_of_device(describe_environment()["gpus"][device.index])
+    assert name is not None
+    machines = Machines(gpu=GPUS[name], gpus_per_node=world.local_size, nodes=nodes)
+    return fewer_nodes(config, zero, machines, source_budget=source_budget)
 
 
 def choose_threads(config: TrainConfig, world: World) -> tuple[int, int]:

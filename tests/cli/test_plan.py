@@ -39,6 +39,8 @@ def test_the_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "a MODEL, not a measurement (--mfu 0.33 of 989 TFLOP/s)" in screen
     # The table of GPUs has 8 x 400 Gbit/s for a DGX H100, and 450 GB/s inside.
     assert "rings over 3200 Gbit/s and 15 µs between nodes, 450 GB/s and 5 µs in a node; no overlap" in screen
+    assert "best      1 node(s): " in screen
+    assert "ZeRO-2: each rank has one micro-batch per step" in screen
     (chosen,) = (line for line in screen.splitlines() if line.startswith(">"))
     assert chosen.split()[1] == "ZeRO-1"
     assert chosen.endswith("fits")

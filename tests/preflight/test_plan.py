@@ -88,6 +88,18 @@ def test_offload_gets_no_speed() -> None:
     assert found.step_time is None
 
 
+def test_the_best_number_of_nodes_is_among_those_that_share_a_step() -> None:
+    """64 packs: at most 8 nodes with 8 GPUs. One pack per GPU computes for 2 ms; the host needs 49 ms in any case."""
+    found = plan(preset("big"), nodes=2, gpus=8).best
+    assert found is not None
+    assert (found.nodes, found.stage, max(found.seconds)) == (1, 2, 8)
+    step = plan(preset("big"), nodes=2, gpus=8).step_time
+    assert step is not None
+    assert found.seconds[2] == step.total
+    assert plan(preset("base"), gpu="cpu").best is None
+    assert plan(preset("base"), ROOT / "ds_configs/zero3_offload.json").best is None
+
+
 def test_every_stage_is_there_once() -> None:
     names = ["ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3 offload"]
     for name in ("zero0", "zero1", "zero2", "zero3", "zero3_offload"):

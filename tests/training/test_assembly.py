@@ -25,12 +25,14 @@ from dist_transformer.runtime.world import World
 from dist_transformer.training import assembly
 from dist_transformer.training.assembly import (
     _introduce,
+    _note_on_nodes,
     assemble,
     cautions,
     planned_epochs,
     rate_cautions,
     tag_cautions,
 )
+from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.small_model import restate
 
 
@@ -65,6 +67,27 @@ def test_epochs_are_those_that_the_plan_counts(toy_data: DataFolder) -> None:
     steps = data.plan.steps(data.plan.start(), config.batch.packs_per_step)
     in_an_epoch = next(number for number, step in enumerate(steps) if step.epoch == 1)
     assert planned_epochs(config, data) == pytest.approx(1000 / in_an_epoch, rel=0.05)
+
+
+def test_fewer_nodes_that_are_as_fast_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`big` has 64 packs of 392 tokens: one per GPU on 8 nodes, where the host is the limit."""
+    preset = PRESETS["big"]
+    config = dataclasses.replace(preset, model=dataclasses.replace(preset.model, vocab_size=37_000), precision="bf16")
+
+    def note(gpu: str, *, nodes: int, device: str = "cuda:0") -> str | None:
+        monkeypatch.setattr(assembly, "describe_environment", lambda: {"gpus": [gpu]})
+        world = World(size=8 * nodes, local_size=8)
+        return _note_on_nodes(config, load_ds_config(None), 392, world, torch.device(device))
+
+    assert note("NVIDIA H100 80GB HBM3, 79 GiB", nodes=8) == (
+        "1 node(s) would have 104% of the speed of these 8, by the model of dist-transformer plan: start on fewer "
+        "nodes, or raise --batch.packs-per-step"
+    )
+    assert note("NVIDIA H100 80GB HBM3, 79 GiB", nodes=1) is None
+    assert note("a GPU in no table, 1 GiB", nodes=8) is None
+    # It has no bf16.
+    assert note("Tesla V100-SXM2-32GB, 31 GiB", nodes=8) is None
+    assert note("NVIDIA H100 80GB HBM3, 79 GiB", nodes=8, device="cpu") is None
 
 
 def test_thousands_of_epochs_are_absurd() -> None:
