@@ -11,8 +11,9 @@ _YEAR_MINUTES = 365 * 24 * 60
 class TimeoutConfig:
     """Timeouts: how long each part of a job may make no progress, and how long the job may take."""
 
-    timeout_minutes: float = 30.0
-    """End the job if training makes no progress for this long, while it waits for a rank or for data."""
+    timeout_minutes: float = 0.0
+    """End the job if training makes no progress for this long, while it waits for a rank or for data. 0: 20 times its
+    slowest recent step, at least 5 minutes and at most 30; the first steps, which compile, have 30."""
     setup_timeout_minutes: float = 30.0
     """The same for the time up to the first step; the message names the ranks that did not join."""
     checkpoint_timeout_minutes: float = 60.0
@@ -26,8 +27,8 @@ class TimeoutConfig:
         for name in self._limits():
             too_long = getattr(self, name) > _YEAR_MINUTES
             require(not too_long, name, getattr(self, name), "it must be at most 525600, a year")
-            require_positive(self, name)
-        require_not_negative(self, "walltime_minutes")
+        require_positive(self, *self._limits()[1:])
+        require_not_negative(self, "timeout_minutes", "walltime_minutes")
 
     @staticmethod
     def _limits() -> tuple[str, ...]:

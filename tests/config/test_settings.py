@@ -80,13 +80,15 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
             "keep_checkpoints",
             "keep_weights",
             "max_skipped_steps",
-            "timeout_minutes",
             "setup_timeout_minutes",
             "checkpoint_timeout_minutes",
             "evaluation_timeout_minutes",
         )
     ],
-    *[(TrainConfig, {**NEW_RUN, name: -1}, name, "-1", FROM_0) for name in ("validate_every", "patience", "seed")],
+    *[
+        (TrainConfig, {**NEW_RUN, name: -1}, name, "-1", FROM_0)
+        for name in ("validate_every", "patience", "seed", "timeout_minutes")
+    ],
     *[(TrainConfig, {**NEW_RUN, "ema_decay": value}, "ema_decay", str(value), FRACTION) for value in (-0.1, 1.0)],
     (OptimizerConfig, {"peak_lr": float("inf")}, "peak_lr", "inf", ABOVE_0),
     (OptimizerConfig, {"max_grad_norm": float("nan")}, "max_grad_norm", "nan", FROM_0),
@@ -170,7 +172,7 @@ def test_settings_of_groups_go_by_the_names_of_their_flags() -> None:
 
 def test_groups_lie_flat_in_files() -> None:
     plain = to_plain(PRESETS["tiny"])
-    assert (plain["save_every"], plain["validate_every"], plain["timeout_minutes"]) == (100, 200, 30.0)
+    assert (plain["save_every"], plain["validate_every"], plain["timeout_minutes"]) == (100, 200, 0.0)
     assert not FLAT_GROUPS.keys() & plain.keys()
 
 

@@ -9,6 +9,8 @@ from types import FrameType
 
 INTERRUPTED = 75
 """Exit status of a run that was interrupted and has saved (EX_TEMPFAIL of sysexits.h): run the same command again."""
+HUNG = 76
+"""Exit status of a rank that hangs or is held up by one that does."""
 
 _STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _IGNORABLE = (signal.SIGINT, signal.SIGHUP)

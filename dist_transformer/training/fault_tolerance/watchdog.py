@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -26,7 +27,7 @@ from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE, collective
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
-from dist_transformer.training.fault_tolerance.signals import Signals
+from dist_transformer.training.fault_tolerance.signals import HUNG, Signals
 
 _PACKAGE = Path(__file__).parents[2]
 # Longest and shortest time between beats, and beats per shortest limit: reports on a rank must be recent.
@@ -34,6 +35,10 @@ _BEAT_SECONDS, _SHORTEST_BEAT_SECONDS, _BEATS_A_LIMIT = 10.0, 0.2, 20
 # A rank whose beat did not change for this many intervals gives no sign of life. A report may take this many intervals
 # in all, or this many seconds on a busy machine if that is more.
 _SILENT_BEATS, _REPORT_BEATS, _REPORT_SECONDS = 2.5, 6, 30.0
+# A limit that follows the steps is this many times the slowest of so many recent ones, but at least so long: a stalled
+# file system recovers within minutes. It begins after a few steps, and never exceeds the first.
+_SLOW_STEPS, _RECENT_STEPS, _FEW_STEPS, _LEAST_SECONDS = 20, 100, 10, 300.0
+_FIRST_SECONDS = 1800.0
 # How long a rank may take to fail by itself after another has failed, and to exit after its own failure.
 _ECHO_SECONDS, _LEAVING_SECONDS = 5.0, 120.0
 # Ctrl-C ends DeepSpeed's outer launcher at once, but the inner one lets the ranks save.
@@ -83,12 +88,16 @@ class Watchdog:
     """Watch one rank; does nothing before `start`.
 
     Args:
-        limits: seconds without progress that end the job, by phase. Phases that are missing have no limit here.
+        limits: seconds without progress that end the job, by phase. Phases that are missing have no limit here. If that
+            of a step is 0, it follows the measured steps.
     """
 
     def __init__(self, world: World, limits: Mapping[Phase, float]) -> None:
         self.world, self.signals = world, Signals(speaks=world.is_main)
+        self._follows = limits.get(Phase.STEP) == 0
+        limits = {**limits, Phase.STEP: _FIRST_SECONDS} if self._follows else limits
         self.limits = {**limits, Phase.LEAVING: _LEAVING_SECONDS}
+        self._recent = deque[float](maxlen=_RECENT_STEPS)
         self.longest = dict.fromkeys(Phase, 0.0)
         """Longest seconds per phase so far, without the first step, which compiles."""
         self.endings: list[Callable[[], object]] = []
@@ -121,8 +130,17 @@ class Watchdog:
         before = self._moment
         if before.phase != Phase.STEP or self._stepped:
             self.took(before.phase, now - before.began)
+            if before.phase == Phase.STEP:
+                self._follow_steps(now - before.began)
         self._stepped |= before.phase == Phase.STEP
         self._moment = _Moment(phase, step, now, before.progress + 1)
+
+    def _follow_steps(self, seconds: float) -> None:
+        """Fit the limit of a step to what steps take."""
+        self._recent.append(seconds)
+        if self._follows and len(self._recent) >= _FEW_STEPS:
+            slow = _SLOW_STEPS * max(self._recent)
+            self.limits[Phase.STEP] = min(max(slow, _LEAST_SECONDS), _FIRST_SECONDS)
 
     def took(self, phase: Phase, seconds: float) -> None:
         """Record the duration of a phase whose work was outside the main thread."""
@@ -233,13 +251,13 @@ class Watchdog:
         else:
             self._closed.wait(_ECHO_SECONDS)
         if self._moment.phase != Phase.LEAVING:
-            self._exit(str(failure))
+            self._exit(str(failure), status=HUNG if failure.is_hang else 1)
 
     def _end_hang(self, moment: _Moment) -> None:
         minutes = self.limits[moment.phase] / 60
         reason = f"no progress in {moment.phase}, step {moment.step}, for {minutes:g} minutes"
         self._within_reason(lambda: self._report(Failure(rank=self.world.rank, reason=reason, is_hang=True)))
-        self._exit(reason)
+        self._exit(reason, status=HUNG)
 
     def _within_reason(self, work: Callable[[], object]) -> None:
         """Do work that uses files or other processes, but wait for it only for a limited time."""
@@ -283,12 +301,12 @@ class Watchdog:
                     write_file(file, record)
                     _tell(f"the last collectives of rank {self.world.rank} are in {file}")
 
-    def _exit(self, reason: str) -> None:
+    def _exit(self, reason: str, *, status: int = 1) -> None:
         """End the process, unless this rank has ended well in the meantime."""
         if not self._closed.is_set():
             _tell(f"error: rank {self.world.rank} ends: {reason}")
             self._within_reason(lambda: [end() for end in tuple(self.endings)])
-            os._exit(1)
+            os._exit(status)
 
 
 def _tell(text: str) -> None:

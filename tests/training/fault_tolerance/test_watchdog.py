@@ -20,6 +20,7 @@ from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance import watchdog as module
 from dist_transformer.training.fault_tolerance.heartbeats import Beat, Failure, Heartbeats, who_is_behind
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
+from dist_transformer.training.fault_tolerance.signals import HUNG
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from tests.jobs import PATIENCE
 
@@ -196,6 +197,24 @@ def test_the_longest_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     assert took == {Phase.JOINING: 5, Phase.STEP: 3, Phase.EVALUATION: 1, Phase.CHECKPOINT: 20}
 
 
+def test_the_limit_of_a_step_follows_recent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long validations and saves do not count; the first step, which compiles, does not either."""
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    watchdog = Watchdog(World(), {Phase.STEP: 0})
+    limits = []
+    for seconds in (900, *[1] * 10, *[30] * 2, *[1] * 100, 300, 1):
+        watchdog.enter(Phase.STEP)
+        now += seconds
+        watchdog.enter(Phase.EVALUATION)
+        now += 4000
+        limits.append(watchdog.limits[Phase.STEP])
+    # Nine short steps; the tenth begins to count. 20 times 30 s, until these are not recent any more.
+    assert limits[:14] == [1800] * 10 + [300] + [600] * 3
+    assert limits[-4:] == [600, 300, 1800, 1800]
+    assert Watchdog(World(), {Phase.STEP: 7}).limits[Phase.STEP] == 7
+
+
 HANG = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -233,7 +252,7 @@ def test_a_hang_ends_the_process_with_its_stacks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
-    assert (done.returncode, done.stdout) == (1, "healthy\nended\n")
+    assert (done.returncode, done.stdout) == (HUNG, "healthy\nended\n")
     stacks = (tmp_path / "hangs" / "rank-0.txt").read_text()
     for text in (done.stderr, stacks):
         assert "no progress in training, step 2" in text
