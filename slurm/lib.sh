@@ -4,8 +4,9 @@
 #
 # A step runs one task per GPU, or --ntasks-per-node tasks per node without GPUs, with ranks from SLURM's variables. An
 # interrupted step requeues the job, and so does a lost node. A step was interrupted if its tasks end with status 75
-# (saved, to be restarted), or with SIGUSR1, SIGUSR2 or SIGTERM before they handle signals. Any other failure ends the
-# job with its status.
+# (saved, to be restarted), or with SIGUSR1, SIGUSR2 or SIGTERM before they handle signals. A task that hung or was
+# killed requeues the job too, once per checkpoint, without the nodes that doctor then finds unfit. Any other failure
+# ends the job with its status.
 set -euo pipefail
 shopt -s nullglob
 
@@ -37,6 +38,9 @@ source slurm/cluster.env || fail "slurm/cluster.env cannot be used, see the mess
 set -u
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
+# Where the file system is cold, the first imports take minutes.
+examine=("${PYTHON[@]}" -m dist_transformer doctor --timeout 600)
+
 # need NAME...: these settings must not be empty.
 need() {
     local name
@@ -59,27 +63,14 @@ free_port() {
     echo "$port"
 }
 
-# run_step MPI NODES TASKS COMMAND...: run COMMAND as TASKS tasks on each of NODES nodes, in the container if there is
-# one. It returns if the step succeeds; otherwise the job ends, with the message in `remedy` if the caller has set it.
-# Each line of the log begins with the number of its task.
-#
-# Each task sees all GPUs of its node and uses the one with its local number (--gpu-bind=none), because NCCL copies
-# between GPUs over NVLink only if a process sees both. SLURM would bind tasks to CPUs in the order of their numbers,
-# mostly alternating between the sockets, but the first half of the GPUs is on the first socket. Therefore SLURM binds
-# none (--cpu-bind=none), and each task limits itself to the CPUs close to its GPU, as the PCI bus reports them.
+# run_step MPI NODES TASKS COMMAND...: run COMMAND as a step and wait for it. It returns if the step succeeds; otherwise
+# the job ends, with the message in `remedy` if the caller has set it.
 run_step() {
-    local mpi=$1 nodes=$2 tasks=$3 step status=0 cpus bind=()
-    shift 3
-    if has_gpus; then bind=(--gpu-bind=none --cpu-bind=none); fi
-    cpus=$((SLURM_CPUS_ON_NODE > tasks ? SLURM_CPUS_ON_NODE / tasks : 1))
+    local step status=0
     rm -rf "$state/ended"
     mkdir "$state/ended"
     # Run in the background, because bash runs no trap while a command is in the foreground.
-    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=$(free_port) \
-        OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus} \
-        srun --mpi="$mpi" --nodes="$nodes" --ntasks=$((nodes * tasks)) --ntasks-per-node="$tasks" \
-        --cpus-per-task="$cpus" "${bind[@]}" --label --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
-        slurm/task.sh "$state/ended" "$@" &
+    start_step "$@" &
     step=$!
     # SLURM signals the tasks itself. This trap is for signals to the batch script (--signal=B:..., scancel --batch).
     trap 'kill -USR1 "$step" 2>/dev/null || true' USR1 USR2 TERM
@@ -89,6 +80,29 @@ run_step() {
     judge_step "$status"
 }
 
+# start_step MPI NODES TASKS COMMAND...: become srun, which runs COMMAND as TASKS tasks on each of NODES nodes, in the
+# container if there is one; on the node in `only` if the caller has set it. Each line of the log begins with the number
+# of its task.
+#
+# Each task sees all GPUs of its node and uses the one with its local number (--gpu-bind=none), because NCCL copies
+# between GPUs over NVLink only if a process sees both. SLURM would bind tasks to CPUs in the order of their numbers,
+# mostly alternating between the sockets, but the first half of the GPUs is on the first socket. Therefore SLURM binds
+# none (--cpu-bind=none), and each task limits itself to the CPUs close to its GPU, as the PCI bus reports them.
+start_step() {
+    local mpi=$1 nodes=$2 tasks=$3 cpus options=()
+    shift 3
+    if has_gpus; then options=(--gpu-bind=none --cpu-bind=none); fi
+    [[ -z ${only:-} ]] || options+=(--nodelist="$only" --time=20)
+    cpus=$((SLURM_CPUS_ON_NODE > tasks ? SLURM_CPUS_ON_NODE / tasks : 1))
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus} MASTER_ADDR MASTER_PORT
+    MASTER_ADDR=${only:-$(nodes_of_job | head -n 1)} MASTER_PORT=$(free_port)
+    exec srun --mpi="$mpi" --nodes="$nodes" --ntasks=$((nodes * tasks)) --ntasks-per-node="$tasks" \
+        --cpus-per-task="$cpus" "${options[@]}" --label --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
+        slurm/task.sh "$state/ended" "$@"
+}
+
+nodes_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+
 # write_step FILE COMMAND...: run COMMAND as one task and write its output to FILE.
 write_step() {
     run_step none 1 1 bash -c '"${@:2}" >"$1"' _ "$@"
@@ -96,22 +110,63 @@ write_step() {
 
 # judge_step STATUS: decide from its tasks' exit statuses how a step ended. Returns if it succeeded.
 judge_step() {
-    local file interrupted='' bad='' status task node
+    local file interrupted='' bad='' broken='' status task node
     for file in "$state"/ended/*; do
         IFS=. read -r status task node <<<"${file##*/}"
         case $status in
         75 | 138 | 140 | 143) interrupted=yes ;; # saved, or killed by SIGUSR1, SIGUSR2, SIGTERM
-        *) bad="task $task on $node ended with status $status" && break ;;
+        # The watchdog found a hang; killed by SIGABRT (as by NCCL), SIGBUS, SIGKILL, SIGSEGV. The others may then fail too.
+        76 | 134 | 135 | 137 | 139) broken=${broken:-"task $task on $node ended with status $status"} ;;
+        *) bad=${bad:-"task $task on $node ended with status $status"} ;;
         esac
     done
+    bad=${broken:-$bad}
     [[ -z $bad && -n $interrupted ]] && requeue "interrupted; progress is saved"
     [[ -z $bad && $1 == 0 ]] && return
     nodes_answer || requeue "a node was lost"
     [[ -z ${remedy:-} ]] || fail "$remedy"
-    [[ $bad != *" 134" ]] || bad+=' (aborted, as by NCCL if a collective fails, see docs/fault_tolerance.md)'
+    status=${bad##* }
+    [[ -z $broken ]] || requeue_on_fit_nodes "$bad"
+    [[ $status != 134 ]] || bad+=' (aborted, as by NCCL if a collective fails, see docs/fault_tolerance.md)'
     say "failed: ${bad:-srun ended with status $1}; fix the cause in the message above, then run the same sbatch command to resume"
-    [[ -n $bad ]] || status=$1
-    finish "$status"
+    finish "${status:-$1}"
+}
+
+# requeue_on_fit_nodes WHY: requeue the job without the nodes that doctor finds unfit, each on its own. Returns if this
+# has happened since the newest checkpoint, or if no node is fit.
+requeue_on_fit_nodes() {
+    local reached unfit listed='ExcNodeList=([^[:space:](]+)'
+    reached=$(newest_checkpoint)
+    if [[ -e $state/broken && $(<"$state/broken") == "$reached" ]]; then
+        say "$1, again without a new checkpoint (newest: ${reached:-none})"
+        return
+    fi
+    echo "$reached" >"$state/broken"
+    say "$1"
+    unfit=$(unfit_nodes | sort | paste -sd,)
+    [[ -n $unfit ]] || requeue "no node is known to be unfit"
+    if ((SLURM_JOB_NUM_NODES > 1)) && [[ $unfit == "$(nodes_of_job | sort | paste -sd,)" ]]; then
+        say "doctor finds all nodes of the job unfit, see its remedies above"
+        return
+    fi
+    say "back into the queue, without $unfit"
+    [[ ! $(scontrol show job "$job") =~ $listed ]] || unfit+=,${BASH_REMATCH[1]}
+    requeue_changed "ExcNodeList=$unfit" ||
+        fail "SLURM does not exclude $unfit from job $job: run the same sbatch command with --exclude=$unfit"
+}
+
+# Print the nodes that doctor finds unfit; none without doctor.
+unfit_nodes() {
+    local only
+    [[ $DOCTOR == yes ]] || return 0
+    say "doctor looks for the cause on each node"
+    for only in $(nodes_of_job); do
+        {
+            (start_step none 1 "$(tasks_per_node)" "${examine[@]}" ${RUN_DIR:+--run-dir "$RUN_DIR"}) >&2 ||
+                [[ $? =~ ^(138|140|143)$ ]] || echo "$only" # interrupted by SIGUSR1, SIGUSR2, SIGTERM
+        } &
+    done
+    wait
 }
 
 # Test whether every node of the job can run a trivial step.
@@ -139,6 +194,15 @@ requeue() {
     await_end
 }
 
+# requeue_changed SETTING: requeue the job with a setting that only a queued job takes. Returns only if SLURM refuses.
+requeue_changed() {
+    # Meanwhile SLURM ends the processes of this job, first with SIGTERM.
+    trap '' TERM
+    scontrol requeuehold "$job" && scontrol update "JobId=$job" "$1" && scontrol release "$job" || return 1
+    trap - TERM
+    await_end
+}
+
 # Wait until SLURM ends this script.
 await_end() {
     sleep 60 &
@@ -146,13 +210,16 @@ await_end() {
     exit 75
 }
 
+newest_checkpoint() {
+    [[ -z ${RUN_DIR:-} || ! -e $RUN_DIR/checkpoints/latest ]] || cat "$RUN_DIR/checkpoints/latest"
+}
+
 # count_start [REACHED]: count this start, and fail after too many starts without progress. REACHED describes the
 # progress; default: the newest checkpoint.
 count_start() {
     local reached=${1:-} seen='' idle=0 more='more of the text'
     if [[ -z $reached ]]; then
-        more='a new checkpoint'
-        [[ -z ${RUN_DIR:-} || ! -e $RUN_DIR/checkpoints/latest ]] || reached=$(<"$RUN_DIR/checkpoints/latest")
+        more='a new checkpoint' reached=$(newest_checkpoint)
     fi
     if ((${SLURM_RESTART_COUNT:-0} > 0)) && [[ -e $state/starts ]]; then
         IFS=$'\t' read -r idle seen <"$state/starts" || true
@@ -232,19 +299,15 @@ submit_preparation() (
 
 # wait_behind JOB: requeue this job to wait until JOB has succeeded. Does not return.
 wait_behind() {
-    # Only a queued job takes a dependency. Meanwhile SLURM ends the processes of this one, first with SIGTERM.
-    trap '' TERM
-    scontrol requeuehold "$job" && scontrol update "JobId=$job" "Dependency=afterok:$1" && scontrol release "$job" ||
+    requeue_changed "Dependency=afterok:$1" ||
         fail "SLURM does not let job $job wait: run the same sbatch command with --dependency=afterok:$1"
-    trap - TERM
-    await_end
 }
 
 # doctor: check that the nodes are fit to train.
 doctor() {
     [[ $DOCTOR == yes ]] || return 0
     remedy="the job is not fit to train: follow the remedies above and run the same sbatch command again (DOCTOR=no skips the check)" \
-        run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${PYTHON[@]}" -m dist_transformer doctor --run-dir "$RUN_DIR" --data "$DATA"
+        run_step none "$SLURM_JOB_NUM_NODES" "$(tasks_per_node)" "${examine[@]}" --run-dir "$RUN_DIR" --data "$DATA"
 }
 
 # train FLAGS: train to the last step.

@@ -3,8 +3,13 @@
 Each case trains the reference run again, with the same script and flags, and is stopped in the middle.
 """
 
+import os
 import re
+import shlex
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,10 +41,10 @@ def await_end_of_reference(site: Site, job: str) -> None:
     site.cluster.wait(job)
 
 
-def submit(site: Site, name: str, *, options: Sequence[str] = (), flags: list[str] = SMALL) -> str:
+def submit(site: Site, name: str, *, options: Sequence[str] = (), flags: list[str] = SMALL, **settings: object) -> str:
     """Train on the data of the finished run, in a run folder of its own."""
-    run_dir = site.checkout / name
-    return site.submit("train_big.sh", *flags, options=[*TWO_NODES, *options], STAGES="train", RUN_DIR=run_dir)
+    settings = {"STAGES": "train", "RUN_DIR": site.checkout / name, **settings}
+    return site.submit("train_big.sh", *flags, options=[*TWO_NODES, *options], **settings)
 
 
 def until_the_middle(site: Site, job: str) -> str:
@@ -176,10 +181,13 @@ def test_a_node_whose_daemon_was_killed_is_left(site: Site, finished: FinishedJo
     await_nothing_left(site)
 
 
-def ranks_on(site: Site, node: str) -> list[int]:
+def ranks_on(site: Site, node: str, run_dir: str = "") -> list[int]:
+    """List the processes that train on a node, without the scripts that started them."""
+
     def is_rank(pid: int) -> bool:
         with suppress(OSError):
-            return b"dist_transformer\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return b"/task.sh\0" not in words and b"dist_transformer\0train\0" in words and run_dir.encode() in words
         return False
 
     return list(filter(is_rank, site.cluster.processes(node)))
@@ -258,3 +266,66 @@ def test_a_job_that_never_gets_on_is_given_up(site: Site, finished: FinishedJob,
         assert site.cluster.wait(job) == "FAILED", site.log(job)
     assert site.cluster.restarts(job) == 5
     assert "error: started 6 times without a new checkpoint (newest: none)" in site.log(job)
+
+
+# Doctor finds node2 unfit as soon as the fault has happened.
+BROKEN_NODE = """\
+#!/bin/sh
+case "$*" in *doctor*) [ ! -e "$BROKEN" ] || [ "$SLURMD_NODENAME" != node2 ] || exit 1;; esac
+exec {python} "$@"
+"""
+DRILL = [*SMALL[:-1], "60"]
+SHARED = ["--mincpus=16"]
+
+
+def test_a_task_that_is_killed_aborts_or_hangs_ends_no_job(site: Site, finished: FinishedJob, fault: Path) -> None:
+    """Three jobs at once. The first one's node is broken, so it resumes on the other one."""
+    stub, broken = fault / "python", fault / "broken"
+    stub.write_text(BROKEN_NODE.format(python=shlex.quote(sys.executable)), encoding="utf-8")
+    stub.chmod(0o755)
+    (fault / "sitecustomize.py").unlink()
+    with site.edited(f'PYTHON=("{stub}")'):
+        jobs = {
+            "killed": submit(
+                site, "killed", options=[*SHARED, "--nodes=1-2"], flags=DRILL, DOCTOR="yes", BROKEN=broken
+            ),
+            "aborts": submit(site, "aborts", options=SHARED, flags=DRILL),
+            "hangs": submit(site, "hangs", options=SHARED, flags=[*DRILL, "--timeout-minutes", "1"]),
+        }
+        signals = {"killed": signal.SIGKILL, "aborts": signal.SIGABRT, "hangs": signal.SIGSTOP}
+        began, lost = dict[str, float](), dict[str, float]()
+
+        def all_train_again() -> bool:
+            for name, job in jobs.items():
+                log = site.log(job)
+                if name not in began and MIDDLE in log:
+                    broken.touch()
+                    (rank,) = ranks_on(site, "node2", f"/{name}")
+                    os.kill(rank, signals[name])
+                    began[name] = time.monotonic()
+                elif name not in lost and re.search(r"resumed from[^$]*step +\d+/", log):
+                    lost[name] = time.monotonic() - began[name]
+            return lost.keys() == jobs.keys()
+
+        wait_until(all_train_again, "all train again", seconds=900)
+        print({name: f"{seconds:.0f} s until the first step after the resume" for name, seconds in lost.items()})
+        assert [site.cluster.wait(job) for job in jobs.values()] == ["COMPLETED"] * 3
+    assert [site.cluster.restarts(job) for job in jobs.values()] == [1] * 3
+    for name, status in (("killed", 137), ("aborts", 134), ("hangs", 76)):
+        assert re.search(rf"task \d on node\d ended with status {status}\n", site.log(jobs[name]))
+        assert first_steps(site.checkout / name) == first_steps(finished.run_dir)
+    assert "back into the queue, without node2\n" in site.log(jobs["killed"])
+    assert "1 rank(s)" in site.log(jobs["killed"])
+    await_nothing_left(site)
+
+
+def test_a_job_whose_tasks_are_killed_again_without_a_checkpoint_is_given_up(site: Site, fault: Path) -> None:
+    stub = fault / "python"
+    stub.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 137\n', encoding="utf-8")
+    stub.chmod(0o755)
+    with site.edited(f'PYTHON=("{stub}")'):
+        job = site.submit("train_big.sh", options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "broken")
+        assert site.cluster.wait(job) == "FAILED", site.log(job)
+    assert site.cluster.restarts(job) == 1
+    assert site.cluster.exit_code(job) == 137
+    assert "ended with status 137, again without a new checkpoint (newest: none)" in site.log(job)
