@@ -15,9 +15,10 @@ max_idle_starts=5
 
 say() { printf '%s %s\n' "$(date '+%F %T')" "$*" >&2; }
 
-# finish STATUS: remove the job's state and end the job.
+# finish STATUS: remove the job's state and its copies of the environment, and end the job.
 finish() {
     rm -rf "$state"
+    [[ -z ${ARCHIVE:-} ]] || on_each_node rm -rf "${NODE_FOLDER:-}" || true
     exit "$1"
 }
 
@@ -37,6 +38,12 @@ set +u # `module` fails with it
 source slurm/cluster.env || fail "slurm/cluster.env cannot be used, see the message above: correct it"
 set -u
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+# on_each_node COMMAND...: run COMMAND once on each node.
+on_each_node() {
+    srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+        --cpus-per-task=1 --kill-on-bad-exit=1 "$@"
+}
 
 # Where the file system is cold, the first imports take minutes.
 examine=("${PYTHON[@]}" -m dist_transformer doctor --timeout 600)
@@ -232,9 +239,7 @@ count_start() {
 
 # Test whether Python can load an MPI library on every node.
 loads_mpi() {
-    srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-        --cpus-per-task=1 --kill-on-bad-exit=1 "${SRUN_OPTIONS[@]}" \
-        "${PYTHON[@]}" -c 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI' &>/dev/null
+    on_each_node "${SRUN_OPTIONS[@]}" "${PYTHON[@]}" -c 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI' &>/dev/null
 }
 
 # prepare_data FLAGS: make the data folder and the test set, unless they exist.
@@ -377,6 +382,15 @@ train_and_evaluate() {
     done
     finish 0
 }
+
+# An environment on shared storage is thousands of small files; a copy of its archive on a disk of each node is one.
+if [[ -n ${ARCHIVE:-} ]]; then
+    need NODE_FOLDER
+    on_each_node bash -c 'rm -rf "$1" && mkdir -p "$1"' _ "$NODE_FOLDER" &&
+        sbcast "$ARCHIVE" "$NODE_FOLDER/archive" &&
+        on_each_node bash -c 'tar -xf "$1/archive" -C "$1" && rm "$1/archive"' _ "$NODE_FOLDER" ||
+        fail "$ARCHIVE cannot be unpacked to $NODE_FOLDER on each node, see the message above: correct ARCHIVE and NODE_FOLDER in slurm/cluster.env"
+fi
 
 remedy="PYTHON in slurm/cluster.env (${PYTHON[*]}) does not run Python 3.11 or newer on the nodes: correct it or its container, or install as docs/cluster.md says" \
     run_step none 1 1 "${PYTHON[@]}" -c 'import sys; sys.exit(sys.version_info < (3, 11))'

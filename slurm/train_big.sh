@@ -19,6 +19,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --mincpus=64
 #SBATCH --mem-per-cpu=4G
+#SBATCH --gres-flags=enforce-binding
 #SBATCH --time=24:00:00
 #SBATCH --signal=USR1@300
 #SBATCH --requeue

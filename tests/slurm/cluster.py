@@ -1,10 +1,10 @@
 """A SLURM cluster on this machine, for tests: real daemons, and hosts of their own.
 
-Each host has its own network namespace (address, loopback, host name), so ranks on two nodes meet over a network as on
-real nodes, and a node can lose its power. What runs on a host is known by its namespace, and ends with it. GPUs are
-declared and are not there: SLURM counts them, torch finds none. Batch scripts find no Python, and srun has the options
-of pyxis (host.c). Everything lives in one folder and ends with the cluster; the machine's own SLURM, if there is one,
-is not touched.
+Each host has a folder `disk` and a network namespace of its own (address, loopback, host name), so ranks on two nodes
+meet over a network as on real nodes, and a node can lose its power. What runs on a host is known by its namespace, and
+ends with it. GPUs are declared and are not there: SLURM counts them, torch finds none. Half of a node's GPUs are near
+each of its two sockets. Batch scripts find no Python, and srun has the options of pyxis (host.c). Everything lives in
+one folder and ends with the cluster; the machine's own SLURM, if there is one, is not touched.
 """
 
 import os
@@ -46,7 +46,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
 MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 JobAcctGatherType=jobacct_gather/none
 SwitchType=switch/none
 MpiDefault=none
@@ -191,23 +191,25 @@ class Cluster:
         wait_until(self.idle, "nodes idle", seconds=30)
 
     def _run_on(self, host: str, *command: object) -> None:
-        prepare = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
-        unshare = ["unshare", "--uts", "--mount", "bash", "-ec", prepare, "_", host, self.folder / "hosts"]
+        own = self.folder / f"disk-{host}"
+        own.mkdir(exist_ok=True)
+        prepare = 'hostname "$1"; mount --bind "$2/hosts" /etc/hosts; mount --bind "$3" "$2/disk"; shift 3; exec "$@"'
+        unshare = ["unshare", "--uts", "--mount", "bash", "-ec", prepare, "_", host, self.folder, own]
         self.run("nsenter", f"--net=/run/netns/{self._namespace(host)}", *unshare, *command)
 
     def _namespace(self, host: str) -> str:
         return f"{self._tag}-{host}"
 
     def _write_files(self) -> None:
-        for name in ("state", *(f"spool-{node}" for node in self.nodes)):
+        for name in ("state", "disk", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
         lines = [_CONFIG.format(controller=CONTROLLER, address=self._addresses[CONTROLLER], folder=self.folder)]
         lines += [
-            f"NodeName={node} NodeHostname={node} NodeAddr={self._addresses[node]} CPUs={CPUS} RealMemory=1000000 "
-            f"Gres=gpu:{GPUS} State=UNKNOWN\n"
+            f"NodeName={node} NodeHostname={node} NodeAddr={self._addresses[node]} CPUs={CPUS} Sockets=2 "
+            f"CoresPerSocket={CPUS // 2} ThreadsPerCore=1 RealMemory=1000000 Gres=gpu:{GPUS} State=UNKNOWN\n"
             for node in self.nodes
         ]
         everywhere = f"Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP"
@@ -219,7 +221,12 @@ class Cluster:
         # A GPU must name a device; a link to any will do.
         for number in range(GPUS):
             (self.folder / f"gpu{number}").symlink_to("/dev/null")
-        gres = f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n"
+        half, everywhere = GPUS // 2, ",".join(self.nodes)
+        gres = "".join(
+            f"NodeName={everywhere} Name=gpu File={self.folder}/gpu[{first}-{first + half - 1}] "
+            f"Cores={first // half * CPUS // 2}-{first // half * CPUS // 2 + CPUS // 2 - 1}\n"
+            for first in (0, half)
+        )
         (self.folder / "gres.conf").write_text(gres, encoding="utf-8")
         hosts = Path("/etc/hosts").read_text(encoding="utf-8")
         # torch asks for the names of addresses in the IPv6 form, too.

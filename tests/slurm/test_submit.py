@@ -11,6 +11,7 @@ import pytest
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.runtime.launch import overridden
 from tests.conftest import ROOT
+from tests.slurm.cluster import wait_until
 from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 
 pytestmark = pytest.mark.slice(name="slurm-jobs")
@@ -77,6 +78,58 @@ def test_batch_scripts_find_no_python(site: Site, tmp_path: Path) -> None:
     job = site.cluster.run("sbatch", "--parsable", f"--output={tmp_path}/out", tmp_path / "job.sh", cwd=tmp_path)
     assert site.cluster.wait(job) == "COMPLETED"
     assert (tmp_path / "out").read_text(encoding="utf-8").splitlines()[1:] == ["none", "2"]
+
+
+def submit_lines(site: Site, folder: Path, *lines: str, options: list[str]) -> tuple[str, Path]:
+    """Submit a script of its own that uses slurm/lib.sh; its number and its log."""
+    script, log = folder / "job.sh", folder / "out"
+    script.write_text("\n".join(("#!/bin/bash", "source slurm/lib.sh", *lines, "finish 0")) + "\n", encoding="utf-8")
+    return site.cluster.run("sbatch", "--parsable", *options, f"--output={log}", script, cwd=site.checkout), log
+
+
+def test_an_archived_environment_is_unpacked_on_a_disk_of_each_node(site: Site, tmp_path: Path) -> None:
+    prefix, archive = tmp_path / "environment", tmp_path / "environment.tar"
+    site.cluster.run(sys.executable, "-m", "venv", "--without-pip", prefix)
+    site.cluster.run("tar", "-cf", archive, "-C", tmp_path, prefix.name)
+    disk = site.cluster.folder / "disk" / "copy"
+    with site.edited(f'ARCHIVE="{archive}" NODE_FOLDER="{disk}" PYTHON=("$NODE_FOLDER/environment/bin/python")'):
+        line = """run_step none 2 1 "${PYTHON[@]}" -c 'import os, sys; print(os.uname().nodename, sys.prefix)'"""
+        job, log = submit_lines(site, tmp_path, line, options=["--nodes=2"])
+        state, said = site.cluster.wait(job), log.read_text(encoding="utf-8")
+    assert state == "COMPLETED", said
+    assert sorted(line[3:] for line in said.splitlines()) == [f"node{number} {disk}/environment" for number in (1, 2)]
+    left = [list((site.cluster.folder / f"disk-{node}").iterdir()) for node in site.cluster.nodes]
+    assert left == [[], []]
+
+
+def test_each_task_has_its_own_cores(site: Site, tmp_path: Path) -> None:
+    """The nodes claim more cores than this machine has, so the job asks for the first two."""
+    line = "run_step none 1 2 grep Cpus_allowed_list /proc/self/status"
+    options = ["--nodes=1", "--ntasks-per-node=2", "--distribution=block:block"]
+    job, log = submit_lines(site, tmp_path, line, options=options)
+    assert site.cluster.wait(job) == "COMPLETED", log.read_text(encoding="utf-8")
+    said = log.read_text(encoding="utf-8")
+    assert sorted(line.split()[-1] for line in said.splitlines()) == ["0", "1"], said
+
+
+def test_a_training_waits_for_cpus_near_its_gpus(site: Site) -> None:
+    """First, the free CPUs of both nodes are on one socket and the free GPUs on the other one."""
+    command = ["sbatch", "--parsable", "--nodes=2", "--mem=1000", "--output=/dev/null", "--wrap=sleep 600"]
+    others = [
+        site.cluster.run(*command, *options)
+        for options in (["--mincpus=32", "--distribution=block:block"], ["--mincpus=1", "--gpus-per-node=4"])
+    ]
+    for other in others:
+        wait_until(lambda other=other: site.cluster.state(other) == "RUNNING", "CPUs or GPUs are taken")
+    options = ["--nodes=1", "--gpus-per-node=2", "--mincpus=8"]
+    with site.edited("scontrol show job --details $SLURM_JOB_ID; PYTHON=(true)"):
+        job = site.submit("train_big.sh", options=options, STAGES="none")
+        wait_until(lambda: "Reason=Resources" in site.cluster.run("scontrol", "show", "job", job), "the job waits")
+        site.cluster.run("scancel", others[1])
+        site.cluster.wait(job)
+    # The second socket has CPUs 32 to 63 and GPUs 4 to 7.
+    assert re.search(r"CPU_IDs=(3[2-9]|[45]\d|6[0-3])-\d+ .*IDX:4-5", site.log(job)), site.log(job)
+    site.cluster.run("scancel", others[0])
 
 
 def test_from_another_folder_the_remedy_is_named(site: Site, tmp_path: Path) -> None:
