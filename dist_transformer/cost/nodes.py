@@ -10,7 +10,7 @@ from dist_transformer.cost.micro_batches import packs_that_fit
 from dist_transformer.cost.speed import StepTime, predict_step
 
 ENOUGH = 0.95
-"""Share of the highest speed that counts as the same: the model is not more exact."""
+"""Share of the best speed that counts as the same: the model is not more exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class NodeChoice:
     """The best number of nodes, and the stage that suits it."""
 
     nodes: int
-    """Fewest nodes with `ENOUGH` of the highest speed."""
+    """Fewest nodes with `ENOUGH` of the best speed."""
     stage: int
     """ZeRO stage: 2, which sends gradients while it computes, with one micro-batch per rank
     and step, otherwise 1, which sends them once per step. The model of `speed` leaves this overlap out."""
