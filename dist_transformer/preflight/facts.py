@@ -6,7 +6,6 @@ Gathering does not judge; `checks` judges the facts of all ranks.
 import os
 import platform
 import re
-import resource
 import shutil
 import socket
 import tempfile
@@ -18,6 +17,7 @@ import torch
 
 from dist_transformer.preflight.nccl import NcclFacts, Port, look_at_nccl
 from dist_transformer.runtime.device import cpus_beside, load_of_machine
+from dist_transformer.runtime.rendezvous import raise_open_files
 from dist_transformer.runtime.versions import hash_of_code
 from dist_transformer.runtime.world import World
 
@@ -110,6 +110,7 @@ class Facts:
     available_bytes: int = 0
     """Memory that this process can still allocate: an equal share of the node's free memory per rank."""
     open_files: int = 0
+    """Limit of open files per process, raised as far as it may be."""
     volumes: dict[str, Volume] = field(default_factory=dict)
     interfaces: tuple[str, ...] = ()
     nccl: NcclFacts = field(default_factory=NcclFacts)
@@ -151,7 +152,7 @@ def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Fac
         cpus=len(os.sched_getaffinity(0)),
         load=load_of_machine(),
         available_bytes=_available_memory() // world.local_size,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files=raise_open_files(),
         volumes={name: look_at(path) for name, path in folders.items()},
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         nccl=look_at_nccl(),

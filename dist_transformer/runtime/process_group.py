@@ -16,7 +16,14 @@ import torch.distributed as dist
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.device import beside, cores_of_rank, find_device, keep_freed_memory, threads_are_given
 from dist_transformer.runtime.launch import RANK_VARIABLES
-from dist_transformer.runtime.rendezvous import LOOPBACK_IS_DOWN, address_is_here, end_launch, loopback_is_down, meet
+from dist_transformer.runtime.rendezvous import (
+    LAZY_GLOO,
+    LOOPBACK_IS_DOWN,
+    address_is_here,
+    end_launch,
+    loopback_is_down,
+    meet,
+)
 from dist_transformer.runtime.world import World
 
 _SETTLE_SECONDS = 0.3
@@ -57,7 +64,7 @@ def process_group(
             them), the port of the group is taken, nothing answers at rank 0's address, or there is no such device.
     """
     device = _prepare(world, device_name, ready)
-    with _restored((*RANK_VARIABLES, "GLOO_SOCKET_IFNAME")), beside(device):
+    with _restored((*RANK_VARIABLES, LAZY_GLOO, "GLOO_SOCKET_IFNAME")), beside(device):
         if world.size > 1 or single:
             _join(world, device, timedelta(minutes=join_minutes), timedelta(minutes=timeout_minutes))
         try:

@@ -162,8 +162,14 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (gpu_on_rank(2, used_bytes=9 * GIB), "GPU memory", "warn", "9.0 GiB in use before training: rank 2", "nvidia"),
         (on_rank(1, available_bytes=GIB // 2), "memory", "fail", "at least 0.5 GiB free per process (n1)", "--mem"),
         (on_rank(1, available_bytes=2 * GIB), "memory", "warn", "at least 2.0 GiB free per process (n1)", "--mem"),
-        (on_n2(open_files=100), "open files", "fail", "at least 100 per process (n2)", "ulimit -n"),
-        (on_n2(open_files=512), "open files", "warn", "at least 512 per process (n2)", "ulimit -n"),
+        (on_n2(open_files=100), "open files", "fail", "at least 100 per process (n2)", "ulimit -Hn"),
+        (
+            on_n2(open_files=300),
+            "open files",
+            "warn",
+            "at least 300 per process (n2), and about 208 are needed",
+            "ulimit -Hn",
+        ),
         (on_n2(master_addresses=()), "MASTER_ADDR", "fail", "n1 does not resolve on n2", "name resolution"),
         (on_n2(master_addresses=("127.0.1.1",)), "MASTER_ADDR", "warn", "n1 is n2 itself on n2", "/etc/hosts"),
         (
