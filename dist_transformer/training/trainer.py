@@ -96,9 +96,9 @@ class Saver:
             },
         )
 
-    def poll(self) -> None:
-        """Report the save in progress if it is complete. Collective: every rank must call it."""
-        self._report(self.writer.poll())
+    def poll(self, *, all_written: bool) -> None:
+        """Report the save in progress if all ranks have written it. Collective: every rank must call it."""
+        self._report(self.writer.poll(all_written=all_written))
 
     def end(self) -> None:
         """Wait for the save in progress, if there is one. Collective: every rank must call it."""
@@ -194,12 +194,12 @@ class Trainer:
         steps = self._prefetched_steps()
         for step, micro_batches, stall in steps:
             self.watchdog.enter(Phase.STEP, self.progress.step + 1)
-            self.preemption.begin()
+            self.preemption.begin(is_writing=self.saver.writer.is_writing)
             self.profile.begin(self.progress.step + 1)
             self._train_step(step, micro_batches, stall)
             self.profile.end(self.progress.step)
             stopped_by = self.preemption.outcome()
-            self.saver.poll()
+            self.saver.poll(all_written=self.preemption.all_written)
             is_last = self.progress.step == self.config.max_steps
             # A stop may be urgent, so a due validation is done after the resume.
             validates = (is_last or stopped_by is None) and self._owes_validation()

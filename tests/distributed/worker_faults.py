@@ -17,6 +17,7 @@ from typing import Any
 from dist_transformer.base.errors import exit_on_user_error
 from dist_transformer.run.checkpoint import writer
 from dist_transformer.train import main
+from dist_transformer.training.fault_tolerance import preemption
 from dist_transformer.training.trainer import Saver, Trainer
 
 RANK, NUMBER, WHAT = os.environ["FAULT"].split(":")
@@ -74,6 +75,9 @@ def failing(write: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     Trainer._train_step, Saver.begin = suffer, save_in_a_storm  # type: ignore[method-assign]
+    if WHAT.startswith("SIG"):
+        # All ranks vote in each step, so that the step of the stop is known.
+        preemption.VOTE_SECONDS = 0.0
     if is_faulty and WHAT == "slow":
         writer.save_file = save_slowly  # type: ignore[attr-defined]
     if is_faulty and WHAT == "EIO":

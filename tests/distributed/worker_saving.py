@@ -75,7 +75,7 @@ def train_until(writer: CheckpointWriter) -> int:
     for step in range(10**6):
         time.sleep(0.01)
         assert distributed.all_reduce_sum(torch.tensor([step])).item() == 2 * step
-        if writer.poll() is not None:
+        if writer.poll(all_written=not any(distributed.gather_objects(writer.is_writing))) is not None:
             return step
     raise AssertionError("no end")
 
@@ -91,7 +91,7 @@ def too_large_for_one(writer: CheckpointWriter, world: World) -> dict[str, Any]:
         step += 1
         distributed.all_reduce_sum(torch.tensor([step]))
         try:
-            writer.poll()
+            writer.poll(all_written=not any(distributed.gather_objects(writer.is_writing)))
         except UserError as error:
             message = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

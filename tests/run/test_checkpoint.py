@@ -96,7 +96,8 @@ def test_a_snapshot_does_not_see_what_training_does_next(run: Path, monkeypatch:
     state = {"step": 8, "position": {"epoch": 1}}
     writer = CheckpointWriter(run)
     writer.start(given, state, retention=Retention(checkpoints=1, weights=1), weights_metadata={})
-    assert writer.poll() is None
+    assert writer.is_writing
+    assert writer.poll(all_written=False) is None
     for parameter in given:
         parameter.weight.fill_(9.0)
         for moment in parameter.moments.values():
@@ -114,7 +115,8 @@ def test_a_snapshot_does_not_see_what_training_does_next(run: Path, monkeypatch:
         assert torch.equal(stored[wanted.name], wanted.weight)
         assert all(torch.equal(read.moments[key], wanted.moments[key]) for key in MOMENTS)
     assert (reader.state["step"], reader.state["position"]) == (8, {"epoch": 1})
-    assert writer.poll() is None
+    assert not writer.is_writing
+    assert writer.poll(all_written=True) is None
     assert writer.wait() is None
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -172,22 +171,23 @@ class CheckpointWriter:
         self._save = save
         save.thread.start()
 
-    def poll(self) -> Saved | None:
-        """Return the save that all ranks have finished, if there is one. Cheap when none is in progress.
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank's part of a save is in progress."""
+        return self._save is not None and self._save.thread.is_alive()
 
-        Collective: every rank must call it.
+    def poll(self, *, all_written: bool) -> Saved | None:
+        """Return the save that all ranks have finished, if there is one.
+
+        Args:
+            all_written: the ranks have agreed that none of them is writing.
 
         Raises:
             UserError: see `wait`.
         """
-        if self._save is None:
-            return None
-        if self._save.error is not None and not isinstance(self._save.error, UserError):
-            # The ranks have not agreed on this error: the others still wait for this rank's share.
-            return self.wait()
-        with self._save.stalling():
-            writing = distributed.all_reduce_sum(torch.tensor(int(self._save.thread.is_alive())))
-        return None if writing else self.wait()
+        # The ranks have not agreed on an error of another kind: the others still wait for this rank's share.
+        is_lost = self._save is not None and not isinstance(self._save.error, UserError | None)
+        return self.wait() if all_written or is_lost else None
 
     def wait(self) -> Saved | None:
         """Wait for the save in progress and return it; None if there is none.

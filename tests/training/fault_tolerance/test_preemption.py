@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.runtime.world import World
+from dist_transformer.training.fault_tolerance import preemption as module
 from dist_transformer.training.fault_tolerance.preemption import Preemption, parse_slurm_duration, seconds_left
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 
@@ -81,8 +82,9 @@ def test_a_signal_stops() -> None:
     assert outcome(preemption) == "SIGUSR2 on rank 0"
 
 
-def test_what_was_measured_must_fit_into_the_time_that_is_left() -> None:
+def test_what_was_measured_must_fit_into_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of 10 s, a validation of 20 s, a save of 30 s, and a minute to spare: 130 s."""
+    monkeypatch.setattr(module, "VOTE_SECONDS", 0.0)
     preemption, watchdog = preemption_of_one()
     watchdog.longest.update({Phase.STEP: 10.0, Phase.EVALUATION: 20.0, Phase.CHECKPOINT: 30.0})
     for left, stops in ((10_000, False), (129, True)):
@@ -94,3 +96,18 @@ def test_what_was_measured_must_fit_into_the_time_that_is_left() -> None:
     assert outcome(preemption) is None
     preemption.stop_within(70)
     assert outcome(preemption) == "the time limit is near"
+
+
+def test_votes_are_a_second_apart_also_when_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 0.1 s, then of 10 s: the interval doubles up to ten steps, and is one step again after the next vote."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    preemption, watchdog = preemption_of_one()
+    voted, watchdog.signals.received = [], signal.SIGTERM
+    for step in range(1, 40):
+        preemption.begin(is_writing=step < 10)
+        clock[0] += 0.1 if step < 30 else 10.0
+        if preemption.outcome() is not None:
+            voted.append(step)
+        assert preemption.all_written == (step in voted and step >= 10)
+    assert voted == [1, 3, 7, 15, 25, 35, 36, 37, 38, 39]
