@@ -1,6 +1,7 @@
 """Judgement of the facts of all ranks: one line per check, with a remedy if the job is not fit to start."""
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median_high
 
 from dist_transformer.base.checks import Check
 from dist_transformer.preflight.facts import CACHE, RUN_FOLDER, SHARED_MEMORY, TEMPORARY_FOLDER, Facts, Volume
@@ -18,6 +19,8 @@ _LEAST_SCRATCH, _GOOD_SCRATCH = _GIB // 4, 2 * _GIB
 _GOOD_SHARED_MEMORY = _GIB // 2
 # A CUDA context takes about half a GiB.
 _CONTEXT = _GIB
+# Share of the median rate that every GPU must reach. Equal cards in one room differ by a few percent.
+_EVEN_RATES = 0.9
 
 
 def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> list[Check]:
@@ -34,6 +37,7 @@ def judge(facts: Sequence[Facts], *, run_gib: float, verified: bool = False) -> 
         _code(facts),
         _gpus(facts),
         *_gpu_memory(facts),
+        *_gpu_rates(facts),
         _cpus(facts),
         *_load(facts),
         _memory(facts),
@@ -152,6 +156,22 @@ def _gpu_memory(facts: Sequence[Facts]) -> Iterator[Check]:
         )
     else:
         yield Check(name="GPU memory", found=found)
+
+
+def _gpu_rates(facts: Sequence[Facts]) -> Iterator[Check]:
+    """Report the slowest GPU, which sets the pace of all."""
+    rates = [(fact.gpu.tflops, fact) for fact in facts if fact.gpu is not None and fact.gpu.tflops is not None]
+    if not rates:
+        return
+    middle = median_high(rate for rate, _ in rates)
+    slowest, fact = min(rates, key=lambda pair: pair[0])
+    yield Check(
+        name="GPU speed",
+        found=f"at least {slowest:,.0f} TFLOP/s in products (rank {fact.rank} on {fact.host}), median {middle:,.0f}",
+        state="warn" if slowest < _EVEN_RATES * middle else "ok",
+        remedy=f"it slows all ranks down: look at its clocks, temperature and users (nvidia-smi -q -d PERFORMANCE), or "
+        f"exclude {fact.host}",
+    )
 
 
 def _cpus(facts: Sequence[Facts]) -> Check:

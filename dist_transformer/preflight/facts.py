@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import tempfile
+import time
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +40,8 @@ class Gpu:
     """Number of CPUs close to the GPU that this process may use; None if they are not known."""
     problem: str | None = None
     """Reason why it cannot compute."""
+    tflops: float | None = None
+    """Measured rate of a product of matrices, in TFLOP/s; None if it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,8 @@ class Reduction:
     seconds: float
     exact: bool
     """Whether every element was the sum over ranks."""
+    network: str = ""
+    """Network that NCCL chose between nodes, such as `IB` or `Socket`; "" if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +194,7 @@ def _gpu(local_rank: int) -> Gpu | None:
         return None
     device = torch.device("cuda", local_rank)
     properties = torch.cuda.get_device_properties(device)
-    used, problem = 0, None
+    used, problem, tflops = 0, None, None
     near = cpus_beside(device)
     try:
         free, total = torch.cuda.mem_get_info(device)
@@ -197,6 +202,9 @@ def _gpu(local_rank: int) -> Gpu | None:
         ones = torch.ones(256, 256, device=device)
         if float((ones @ ones).sum()) != 256.0**3:
             problem = "a product of matrices is wrong"
+        else:
+            # All GPUs of a node compute at the same time, as in training.
+            tflops = product_rate(device, torch.bfloat16 if properties.major >= 8 else torch.float16)
     except RuntimeError as error:
         problem = str(error).strip().split("\n")[0]
     return Gpu(
@@ -207,7 +215,30 @@ def _gpu(local_rank: int) -> Gpu | None:
         has_bf16=properties.major >= 8,
         cpus_beside=len(near & os.sched_getaffinity(0)) if near else None,
         problem=problem,
+        tflops=tflops,
     )
+
+
+def product_rate(device: torch.device, dtype: torch.dtype, *, size: int = 4096, seconds: float = 0.5) -> float:
+    """Measure products of square matrices, and return TFLOP/s.
+
+    Args:
+        size: rows of each matrix.
+        seconds: time of the measurement. Before it, the device computes for as long to reach its usual clock.
+    """
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    products, spent = 1, 0.0
+    for limit in (seconds, seconds):
+        products, spent = 1, 0.0
+        while spent < limit:
+            products *= 2
+            started = time.perf_counter()
+            for _ in range(products):
+                a @ b
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            spent = time.perf_counter() - started
+    return products * 2 * size**3 / spent / 1e12
 
 
 def _available_memory() -> int:

@@ -10,6 +10,10 @@ from dist_transformer.runtime.rendezvous import as_ranges
 _CLOCKS_APART = 1.0
 # GB/s between GPUs; below this rate, NCCL certainly uses TCP.
 _SLOW_NCCL = 5.0
+# Share of the ports' nominal rate that a large all-reduce must reach. Sound clusters reach 0.7 to 0.9.
+_LEAST_SHARE, _LARGE = 0.4, 2**28
+# NCCL's name of TCP.
+_TCP = "Socket"
 # NCCL locks some MiB per channel and peer; the common default of 8 MiB is too little even for the first.
 _LEAST_LOCKED = 64 * 2**20
 
@@ -20,6 +24,7 @@ def judge_network(facts: Sequence[Facts]) -> Iterator[Check]:
     yield from _settings(facts)
     if len(by_value(facts, lambda fact: fact.host)) > 1:
         yield from _infiniband(facts)
+        yield from _transport(facts)
     yield from _clocks(facts)
     yield from _reductions(facts)
 
@@ -135,7 +140,44 @@ def _clocks(facts: Sequence[Facts]) -> Iterator[Check]:
     yield Check(name="clocks", found=found, state="warn" if late else "ok", remedy=remedy)
 
 
+def _transport(facts: Sequence[Facts]) -> Iterator[Check]:
+    """Report the network that NCCL uses between nodes, if it stated one."""
+    known = [(fact, fact.reductions[0].network) for fact in facts if fact.reductions and fact.reductions[0].network]
+    if not known:
+        return
+    on_tcp = [fact for fact, network in known if network == _TCP]
+    fast = [port for fact in on_tcp for port in fact.nccl.ports if port.is_active]
+    if not fast:
+        yield Check(name="NCCL network", found=", ".join(dict.fromkeys(network for _, network in known)))
+        return
+    port = fast[0]
+    remedy = "unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, open /dev/infiniband to the container"
+    yield Check(
+        name="NCCL network",
+        found=f"TCP sockets on {hosts_of(on_tcp)}, although {port.name} ({port.rate}) is there",
+        state="warn",
+        remedy="install aws-ofi-nccl, through which NCCL uses EFA, and put it into LD_LIBRARY_PATH"
+        if port.is_efa
+        else f"{remedy}, and look for the reason with NCCL_DEBUG=INFO",
+    )
+
+
+def nominal_rate(facts: Sequence[Facts]) -> float | None:
+    """Return the nominal GB/s of the node with the slowest network; None: one node, or no rate is known.
+
+    NCCL uses all InfiniBand ports of a node at once. On Ethernet alone, the fastest link counts.
+    """
+    nodes = [group[0].nccl for group in by_value(facts, lambda fact: fact.host).values()]
+    rates = [
+        sum(port.gigabytes for port in node.ports if port.is_active)
+        or max((link.gigabytes for link in node.links), default=0.0)
+        for node in nodes
+    ]
+    return min(rates) or None if len(nodes) > 1 else None
+
+
 def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
+    nominal = nominal_rate(facts)
     for number, reduction in enumerate(facts[0].reductions):
         mine = [fact.reductions[number] for fact in facts]
         seconds = max(one.seconds for one in mine)
@@ -144,6 +186,11 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
         found = f"{reduction.backend}: {speed:.2f} GB/s algorithm bandwidth, {1000 * seconds:.1f} ms"
         wrong = [fact for fact, one in zip(facts, mine, strict=True) if not one.exact]
         is_slow = reduction.backend == "nccl" and reduction.bytes >= 2**25 and speed < _SLOW_NCCL
+        is_late = False
+        if reduction.backend == "nccl" and reduction.bytes >= _LARGE and nominal is not None:
+            # A ring sends 2 (ranks - 1) / ranks of the bytes through the ports of each node.
+            share = 2 * (len(facts) - 1) / len(facts) * speed / nominal
+            found, is_late = f"{found}, {share:.0%} of the ports' {nominal:g} GB/s", share < _LEAST_SHARE
         if wrong:
             yield Check(
                 name=check,
@@ -151,13 +198,9 @@ def _reductions(facts: Sequence[Facts]) -> Iterator[Check]:
                 state="fail",
                 remedy="set NCCL_P2P_DISABLE=1 and try again; if that helps, have the links checked",
             )
-        elif is_slow:
-            yield Check(
-                name=check,
-                found=found,
-                state="warn",
-                remedy="NCCL uses TCP: see its choice with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME",
-            )
+        elif is_slow or is_late:
+            remedy = "see NCCL's choice of devices with NCCL_DEBUG=INFO, and set NCCL_IB_HCA and NCCL_SOCKET_IFNAME"
+            yield Check(name=check, found=found, state="warn", remedy=remedy)
         else:
             yield Check(name=check, found=found)
 

@@ -22,6 +22,7 @@ from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.storage import check_file
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
+from dist_transformer.preflight.nccl import network_of_nccl
 from dist_transformer.preflight.rendezvous import Watch
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
@@ -210,8 +211,10 @@ def _verify(data: DataFacts, path: Path, sha256: str) -> DataFacts:
 def time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:
     """Time all-reduces on `device` (CPU: gloo, GPU: NCCL): the median of a few. Collective: every rank must call it."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    group = dist.new_group(backend=backend)
-    return tuple(_time_reduction(world, device, group, backend, mib * 2**20) for mib in _REDUCED_MIB[backend])
+    with network_of_nccl() as network:
+        group = dist.new_group(backend=backend)
+        timed = [_time_reduction(world, device, group, backend, mib * 2**20) for mib in _REDUCED_MIB[backend]]
+        return tuple(replace(reduction, network=network()) for reduction in timed)
 
 
 def _time_reduction(world: World, device: torch.device, group: dist.ProcessGroup, backend: str, size: int) -> Reduction:

@@ -45,6 +45,7 @@ def facts_of(rank: int) -> Facts:
         used_bytes=GIB // 2,
         has_bf16=True,
         cpus_beside=32,
+        tflops=650.0 + rank,
     )
     return Facts(
         rank=rank,
@@ -71,7 +72,7 @@ def facts_of(rank: int) -> Facts:
         clock_offset=0.002 if rank == 2 else None,
         shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=True),
         data=(DataFacts(place="data", index_sha256="0123456789abcdef"),),
-        reductions=(Reduction(backend="nccl", bytes=2**28, seconds=0.002 + 0.0001 * rank, exact=True),),
+        reductions=(Reduction(backend="nccl", bytes=2**28, seconds=0.004 + 0.0001 * rank, exact=True, network="IB"),),
     )
 
 
@@ -106,11 +107,16 @@ def test_two_equal_nodes_are_fit() -> None:
     assert found["InfiniBand"].found == "2 x 400 Gb/sec (4X NDR)"
     assert found["locked memory"].found == "no limit"
     assert found["clocks"].found == "at most 0.002 s apart (n2 and n1)"
-    # The slowest of the ranks: 2^28 bytes in 2.3 ms.
-    assert found["all-reduce 256 MiB"].found == "nccl: 116.71 GB/s algorithm bandwidth, 2.3 ms"
+    # The slowest of the ranks: 2^28 bytes in 4.3 ms. One and a half times as much goes through the ports.
+    assert found["all-reduce 256 MiB"].found == (
+        "nccl: 62.43 GB/s algorithm bandwidth, 4.3 ms, 94% of the ports' 100 GB/s"
+    )
+    assert found["NCCL network"].found == "IB"
+    assert found["GPU speed"].found == "at least 650 TFLOP/s in products (rank 0 on n1), median 652"
 
 
 LATE = Reduction(backend="nccl", bytes=2**28, seconds=0.5, exact=True)
+FAST = Reduction(backend="nccl", bytes=2**28, seconds=0.004, exact=True)
 WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
 
 
@@ -216,6 +222,38 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (on_rank(3, reductions=(WRONG,)), "all-reduce 256 MiB", "fail", "WRONG SUMS on rank 3", "NCCL_P2P_DISABLE"),
         (on_rank(3, reductions=(LATE,)), "all-reduce 256 MiB", "warn", "nccl: 0.54 GB/s", "NCCL_DEBUG=INFO"),
         (
+            # 6 GB/s on eight ports of 400 Gb/s.
+            lambda fact: {
+                "nccl": replace(fact.nccl, ports=tuple(port(f"mlx5_{number}:1") for number in range(8))),
+                "reductions": (replace(LATE, seconds=2**28 / 6e9),),
+            },
+            "all-reduce 256 MiB",
+            "warn",
+            "nccl: 6.00 GB/s algorithm bandwidth, 44.7 ms, 2% of the ports' 400 GB/s",
+            "NCCL_IB_HCA",
+        ),
+        (
+            on_n2(reductions=(replace(FAST, network="Socket"),)),
+            "NCCL network",
+            "warn",
+            "TCP sockets on n2, although mlx5_0:1 (400 Gb/sec (4X NDR)) is there",
+            "NCCL_IB_DISABLE",
+        ),
+        (
+            lambda fact: {
+                "nccl": replace(
+                    fact.nccl,
+                    ports=(Port(name="rdmap0s6:1", is_active=True, rate="100 Gb/sec (4X EDR)", is_efa=True),),
+                ),
+                "reductions": (replace(FAST, network="Socket"),),
+            },
+            "NCCL network",
+            "warn",
+            "TCP sockets on n1, n2, although rdmap0s6:1",
+            "aws-ofi-nccl",
+        ),
+        (gpu_on_rank(3, tflops=580.0), "GPU speed", "warn", "at least 580 TFLOP/s in products (rank 3 on n2)", "n2"),
+        (
             on_n2(volumes=volumes(run=Volume(path="/run", free_bytes=5 * GIB))),
             RUN_FOLDER,
             "fail",
@@ -320,7 +358,7 @@ def test_nodes_without_gpus_are_fit() -> None:
     verdicts = judged(lambda _: {"gpus_present": 0, "gpus_visible": 0, "gpu": None})
     assert verdicts["GPUs"] == Check(name="GPUs", found="none: training runs on CPU cores")
     assert verdicts["CPUs"].found == "at least 64 per process (n1)"
-    assert not {"GPU memory", "InfiniBand", "locked memory"} & verdicts.keys()
+    assert not {"GPU memory", "GPU speed", "InfiniBand", "locked memory"} & verdicts.keys()
 
 
 def test_cpus_that_are_not_known_are_no_problem() -> None:
@@ -329,7 +367,20 @@ def test_cpus_that_are_not_known_are_no_problem() -> None:
 
 
 def test_one_node_needs_no_infiniband() -> None:
-    assert not {"InfiniBand", "locked memory"} & judged(lambda _: {"host": "n1", "clock_offset": None}).keys()
+    found = judged(lambda _: {"host": "n1", "clock_offset": None})
+    assert not {"InfiniBand", "locked memory", "NCCL network"} & found.keys()
+    assert "of the ports" not in found["all-reduce 256 MiB"].found
+
+
+def test_without_infiniband_the_fastest_link_is_the_measure() -> None:
+    """10 Gb/s are 1.25 GB/s, of which 0.54 GB/s take two thirds; NCCL may use TCP, but it is slow."""
+    links = tuple(
+        Port(name=name, is_active=True, rate=rate) for name, rate in (("e0", "1 Gb/sec"), ("e1", "10 Gb/sec"))
+    )
+    tcp = replace(LATE, network="Socket")
+    found = judged(lambda fact: {"nccl": replace(fact.nccl, ports=(), links=links), "reductions": (tcp,)})
+    assert found["all-reduce 256 MiB"].found.endswith("64% of the ports' 1.25 GB/s")
+    assert found["NCCL network"] == Check(name="NCCL network", found="Socket")
 
 
 def test_the_first_node_may_know_itself_by_a_local_address() -> None:

@@ -3,9 +3,10 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from dist_transformer.preflight import facts
-from dist_transformer.preflight.facts import RUN_FOLDER, gather, look_at
+from dist_transformer.preflight.facts import RUN_FOLDER, gather, look_at, product_rate
 from dist_transformer.runtime.world import World
 
 
@@ -21,6 +22,11 @@ def test_what_this_machine_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     # Alone there is no address.
     assert found.master == ""
+
+
+def test_the_rate_of_products_is_measured() -> None:
+    rate = product_rate(torch.device("cpu"), torch.float32, size=128, seconds=0.01)
+    assert 1e-4 < rate < 100
 
 
 def test_the_ranks_of_a_node_share_its_memory(tmp_path: Path) -> None:
