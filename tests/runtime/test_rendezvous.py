@@ -209,3 +209,12 @@ def test_a_launch_on_one_machine_opens_no_port_to_the_network(tmp_path: Path) ->
     (tmp_path / "ports.py").write_text(PORTS)
     said = run_ranks(2, tmp_path / "ports.py").splitlines()
     assert said == ["ports on 127.0.0.1"] * 2
+
+
+def test_a_launch_may_open_as_many_files_as_the_hard_limit_says(tmp_path: Path) -> None:
+    code = (
+        "import resource; from dist_transformer.runtime.rendezvous import raise_open_files; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 900)); "
+        "print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert run_python("-c", code, cwd=tmp_path).stdout == "900 (900, 900)\n"
