@@ -24,9 +24,9 @@ def choose_compilation(config: TrainConfig, *, stage: int, packs: int | None = N
         the choice, and its reason in a few words.
     """
     tokens = config.optimizer.passes * (packs or config.batch.packs_at_once) * config.batch.max_target_tokens
-    if stage == 3:
-        # It gathers parameters in hooks, which break graphs.
-        return False, "ZeRO-3"
+    # Stage 3 gathers parameters in hooks, which break graphs. In fp32 attention has no fixed shapes.
+    if stage == 3 or config.arithmetic == "fp32":
+        return False, "ZeRO-3" if stage == 3 else "fp32"
     if config.compile != "auto":
         return config.compile == "on", f"--compile {config.compile}"
     few = tokens < _TOKENS_TO_COMPILE

@@ -77,6 +77,11 @@ def test_layers_are_compiled_where_it_pays(setting: str, stage: int, packs: int,
     assert choose_compilation(config.changed(batch=batch), stage=stage) == expected
 
 
+def test_nothing_is_compiled_in_fp32() -> None:
+    config = PRESETS["big"].changed(compile="on", precision="fp32")
+    assert choose_compilation(config, stage=1, packs=64) == (False, "fp32")
+
+
 def test_both_passes_of_rdrop_are_computed_at_once() -> None:
     optimizer = dataclasses.replace(PRESETS["big"].optimizer, rdrop_alpha=5.0)
     assert choose_compilation(PRESETS["big"].changed(optimizer=optimizer), stage=1, packs=8)[0]
