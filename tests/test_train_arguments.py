@@ -107,6 +107,9 @@ def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[st
     ("flags", "said"),
     [
         ("--model.norm sandwich", "--model.norm sandwich is unknown: choose one of post, pre"),
+        # A switch until 0.1.0.
+        ("--compile", "--compile needs a value: choose one of auto, on, off"),
+        ("--no-compile --seed 1", "--no-compile needs a value: choose one of auto, on, off"),
         ("--model.norm=Post", "--model.norm Post is unknown: did you mean post?"),
         ("--precision fp16", "--precision fp16 is unknown: did you mean bf16?"),
         ("--preset bsae", "--preset bsae is unknown: did you mean base?"),

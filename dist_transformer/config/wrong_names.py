@@ -84,7 +84,7 @@ _COUNTERPARTS: dict[tuple[str, ...], str] = {
     "model-name-or-path load-checkpoint",
     ("--test-mode",): "dry-run smoke-test",
     ("--deepspeed_config, with the name of a shipped one (zero2) or a file",): "deepspeed zero ds-config zero-stage",
-    ("--compile",): "torch-compile compile-model",
+    ("--compile on",): "torch-compile compile-model",
     # The network.
     ("--preset",): "arch architecture type model-type task a",
     ("--model.width",): "d-model hidden-size encoder-embed-dim decoder-embed-dim dim-emb word-vec-size embed-dim "
@@ -285,6 +285,8 @@ def refuse_wrong_choices(words: Sequence[str], choices: Mapping[str, Sequence[st
         flag, sign, value = word.partition("=")
         values = known.get(plain_name(flag), ()) if flag.startswith("--") else ()
         if values and (value := value if sign else following) not in values:
+            if not value or value.startswith("--"):
+                raise UserError(f"{flag} needs a value: choose one of {', '.join(values)}")
             raise UserError(f"{flag} {value:.60} is unknown: {meant(value, values)}")
 
 
