@@ -158,8 +158,16 @@ class Watchdog:
         if not self._started:
             return
         heartbeats = Heartbeats(run_dir, self.world, distributed.broadcast_object(uuid.uuid4().hex))
+
+        def prepare() -> None:
+            if self.world.is_main:
+                heartbeats.remove_earlier()
+                if _RECORD_PREFIX[0] in os.environ:
+                    # NCCL writes its record there after an error, and makes no folder.
+                    make_folder(run_dir / HANGS)
+
         distributed.on_all_ranks(
-            lambda: heartbeats.remove_earlier() if self.world.is_main else None,
+            prepare,
             errors=(OSError,),
             describe=lambda error: f"cannot write to the run folder ({error}): fix it, or choose another --run-dir",
         )

@@ -273,6 +273,11 @@ def test_nccl_records_its_last_collectives_unless_the_user_has_said_how(
     assert "TORCH_FR_BUFFER_SIZE" not in os.environ
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "hangs" / "nccl-rank-")
+    watchdog = Watchdog(World(), {})
+    watchdog._started = True
+    watchdog.publish_in(tmp_path)
+    watchdog.close()
+    assert (tmp_path / "hangs").is_dir()
 
 
 def test_the_record_of_nccl_is_named_where_a_hang_ends_a_run(
