@@ -92,7 +92,13 @@ def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) ->
     Collective: every rank must call it.
     """
     timeout = timedelta(minutes=timeout_minutes)
-    return dist.new_group(ranks, backend="gloo", timeout=timeout) if world_size() > 1 else None
+    if world_size() == 1:
+        return None
+    group = dist.new_group(ranks, backend="gloo", timeout=timeout)
+    if group in dist.distributed_c10d._world.pg_map:
+        # Connect the ring now: a rank would wait for the first connection from a neighbour that has died before it.
+        dist.all_reduce(torch.zeros(1), group=group)
+    return group
 
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
