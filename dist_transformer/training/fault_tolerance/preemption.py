@@ -24,6 +24,8 @@ _RANKS, _MICRO = 2**20, 10**6
 # Time between two votes, if steps are shorter. A vote is a ring of 2 (ranks - 1) messages on the hosts: 4 ms with 8
 # processes on two cores, 43 ms with 64.
 VOTE_SECONDS = 1.0
+# Steps between two votes at most: a run whose steps suddenly take longer does not stop later than so many of them.
+_MOST_STEPS = 20
 # From a vote to the next chance to stop, which is a step, or `VOTE_SECONDS` later.
 _AHEAD = (Phase.STEP, Phase.STEP, Phase.EVALUATION, Phase.CHECKPOINT)
 # Besides the measured times, a job reserves a twentieth of its time for the save at its end, at most a minute.
@@ -81,7 +83,7 @@ class Preemption:
         self.all_written = writing == 0
         # At most twice as many steps as before, because one measurement may mislead.
         fitting = int(VOTE_SECONDS * _MICRO) // max(1, microseconds)
-        self._interval = self._steps_left = max(1, min(2 * self._interval, fitting))
+        self._interval = self._steps_left = max(1, min(2 * self._interval, fitting, _MOST_STEPS))
         return _reason(wish, rank)
 
     def wait_until(self, has_ended: Callable[[], bool]) -> str | None:
