@@ -37,8 +37,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
 from dist_transformer.config.table3 import VARIANTS
-from dist_transformer.cost.hardware import LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
-from dist_transformer.cost.nodes import ENOUGH
+from dist_transformer.cost.hardware import ENOUGH, LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 

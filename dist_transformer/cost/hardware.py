@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from dist_transformer.base.errors import UserError
 
+ENOUGH = 0.95
+"""Share of the best speed that counts as the same: the model of speed is not more exact."""
 MFU = 0.33
 """Default share of the GPU's peak: the value of NVIDIA's DeepLearningExamples with `big` on one A100 (its MLPerf v0.7
 submission: 0.41). This project reached 0.32 on one H100, and 0.38 compiled (2026-11-23, `results/gpu-check-h100.json`).

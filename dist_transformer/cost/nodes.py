@@ -4,13 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.hardware import MFU, GpuKind
+from dist_transformer.cost.hardware import ENOUGH, MFU, GpuKind
 from dist_transformer.cost.memory import ZeroSettings, model_sizes
 from dist_transformer.cost.micro_batches import packs_that_fit
 from dist_transformer.cost.speed import StepTime, predict_step
-
-ENOUGH = 0.95
-"""Share of the best speed that counts as the same: the model is not more exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ import pytest
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.hardware import GPUS
+from dist_transformer.cost.hardware import ENOUGH, GPUS
 from dist_transformer.cost.memory import ZeroSettings
-from dist_transformer.cost.nodes import ENOUGH, Machines, choose_nodes, fewer_nodes
+from dist_transformer.cost.nodes import Machines, choose_nodes, fewer_nodes
 
 LARGE = PRESETS["big_large_batch"]
 LARGE = dataclasses.replace(LARGE, precision="bf16", model=dataclasses.replace(LARGE.model, vocab_size=37_000))
