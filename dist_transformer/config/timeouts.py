@@ -12,7 +12,7 @@ class TimeoutConfig:
     """Timeouts: how long each part of a job may make no progress, and how long the job may take."""
 
     timeout_minutes: float = 0.0
-    """End the job if training makes no progress for so long; 0: 20 times its slowest recent step, from 5 to 30 minutes."""
+    """End the job without progress for so long; 0: 20 times its slowest recent step, at least 5 and at most 30."""
     setup_timeout_minutes: float = 30.0
     """The same for the time up to the first step; the message names the ranks that did not join."""
     checkpoint_timeout_minutes: float = 60.0
