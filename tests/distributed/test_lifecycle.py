@@ -94,13 +94,13 @@ def test_a_validation_that_is_stopped_is_done_after_the_resume(
     """One rank of two is told to end while a program scores the last validation."""
     began = tmp_path / "began"
     flags = ("--max-steps", 2, "--validate-every", 2, "--validate-sentences", 2, "--validation-command", scorer(began))
-    flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.2)
+    flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.5)
     job = Job(tmp_path, toy_data, tmp_path / "run", *flags).start_ranks()
     jobs.append(job)
     job.wait_for(began.exists)
     (program,) = [process for process in psutil.Process(job.processes[0].pid).children() if SCORER in process.cmdline()]
     # Longer than a rank may make no progress.
-    time.sleep(15)
+    time.sleep(33)
     assert program.is_running()
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.statuses() == [INTERRUPTED] * 2, job.output
