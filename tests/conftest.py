@@ -57,8 +57,9 @@ def corpora() -> Path:
 
 
 def allow_interrupts() -> None:
-    """Let Ctrl-C end a child (its `preexec_fn`), although a process in the background of a shell ignores it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let signals reach a child (its `preexec_fn`) that a shell's background process or nohup would ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

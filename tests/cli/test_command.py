@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -220,8 +219,7 @@ def test_a_closed_terminal_saves(launch: list[str], toy_data: DataFolder, tmp_pa
     if child == 0:
         os.chdir(ROOT)
         os.environ["DS_ACCELERATOR"] = "cpu"
-        # These tests may run under nohup.
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        allow_interrupts()
         os.execv(sys.executable, [*map(str, train), *launch])
     metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 300
     while not (metrics.exists() and metrics.stat().st_size > 0):

@@ -17,7 +17,7 @@ import torch
 from dist_transformer.inference.files.manifest import MANIFEST_FILE
 from dist_transformer.inference.options import agreed_precision
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
-from tests.conftest import ROOT, run_python
+from tests.conftest import ROOT, allow_interrupts, run_python
 
 pytestmark = pytest.mark.system
 
@@ -63,7 +63,8 @@ def start(
     for rank in range(ranks):
         named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
 
-        def limit_files(rank: int = rank) -> None:
+        def prepare(rank: int = rank) -> None:
+            allow_interrupts()
             if limit is not None and rank == 1:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -75,7 +76,7 @@ def start(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                preexec_fn=limit_files,  # noqa: PLW1509
+                preexec_fn=prepare,  # noqa: PLW1509
             )
         )
     return started
