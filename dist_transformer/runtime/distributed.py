@@ -96,9 +96,19 @@ def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) ->
         return None
     group = dist.new_group(ranks, backend="gloo", timeout=timeout)
     if group in dist.distributed_c10d._world.pg_map:
-        # Connect the ring now: a rank would wait for the first connection from a neighbour that has died before it.
-        dist.all_reduce(torch.zeros(1), group=group)
+        connect_ring(group)
     return group
+
+
+def connect_ring(group: dist.ProcessGroup | None = None) -> None:
+    """Connect the ranks of a gloo group that are neighbours: one would wait for a neighbour that dies before they talk.
+
+    Collective: every rank of the group must call it.
+
+    Args:
+        group: None: that of all ranks.
+    """
+    dist.all_reduce(torch.zeros(1), group=group)
 
 
 def begin_all_reduce_max(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.device import beside, cores_of_rank, find_device, keep_freed_memory, threads_are_given
+from dist_transformer.runtime.distributed import connect_ring
 from dist_transformer.runtime.launch import RANK_VARIABLES
 from dist_transformer.runtime.rendezvous import (
     LAZY_GLOO,
@@ -147,6 +148,8 @@ def _join(world: World, device: torch.device, patience: timedelta, timeout: time
             f"rank {world.rank} on {socket.gethostname()} finds no network interface for its process group: "
             f"{LOOPBACK_IS_DOWN}"
         ) from None
+    if world.size > 1:
+        connect_ring()
 
 
 def _prepare(world: World, device_name: str | None, ready: Callable[[], object]) -> torch.device:

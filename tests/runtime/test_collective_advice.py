@@ -10,6 +10,7 @@ import torch
 
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE, collective_record
+from dist_transformer.training.fault_tolerance.signals import HUNG
 from tests.conftest import ROOT
 
 RANK = """
@@ -38,8 +39,12 @@ with process_group(world, device_name="cpu"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "reason"), [("dies", "gloo"), ("hangs", "rank 1 ("), ("is under way", "end now")])
-def test_a_collective_that_fails_or_hangs_says_where_to_look(mode: str, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "reason", "status"), [("dies", "gloo", 1), ("hangs", "rank 1 (", HUNG), ("is under way", "end now", 1)]
+)
+def test_a_collective_that_fails_or_hangs_says_where_to_look(
+    mode: str, reason: str, status: int, tmp_path: Path
+) -> None:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
@@ -56,7 +61,7 @@ def test_a_collective_that_fails_or_hangs_says_where_to_look(mode: str, reason: 
     finally:
         ranks[1].kill()
         ranks[1].communicate()
-    assert ranks[0].returncode == 1
+    assert ranks[0].returncode == status
     assert reason in said
     assert said.count(COLLECTIVE_ADVICE) == 1
 
