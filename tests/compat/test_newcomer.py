@@ -95,7 +95,7 @@ def test_from_a_text_to_a_translation(clone: Path) -> None:
     said = run(clone, *train, "--max-steps", "150")
     (command,) = re.findall(r"^next: +(.*)$", said, flags=re.MULTILINE)
     said = run(clone, *command.split())
-    averaged = [int(step) for step in re.findall(r"steps ([\d, ]+)", said.splitlines()[-1])[0].split(",")]
+    averaged = [int(step) for step in re.findall(r"^averaged .* steps ([\d, ]+)", said, re.MULTILINE)[0].split(",")]
     assert averaged
     # The regular saves after the warm-up, or the newest of them if the mean is worse.
     assert set(averaged) <= {30, 60, 90, 120, 150}
