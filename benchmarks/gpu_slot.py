@@ -22,6 +22,7 @@ import math
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -126,7 +127,7 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
         log.open("w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
-        timer = threading.Timer(check.seconds, _kill, (process,))
+        timer = threading.Timer(check.seconds, _kill, (process.pid,))
         timer.start()
         assert process.stdout is not None
         for line in process.stdout:
@@ -145,15 +146,14 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
     return state == "ok"
 
 
-def _kill(process: subprocess.Popen[Any]) -> None:
+def _kill(process: int) -> None:
     """End a process and all that it started; ranks of torchrun have process groups of their own."""
-    import psutil
-
-    with suppress(psutil.NoSuchProcess):
-        started = psutil.Process(process.pid)
-        for each in (*started.children(recursive=True), started):
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                _kill(int(child))
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def measure_card(work: Path) -> Figures:
@@ -258,7 +258,7 @@ def _losses(work: Path, *, ranks: int, stage: int, killed: bool = False) -> list
             while process.poll() is None and _KILLED_AFTER not in {each["step"] for each in _saved(run_dir)}:
                 time.sleep(0.02)
         finally:
-            _kill(process)
+            _kill(process.pid)
             process.wait()
     subprocess.run(_launch(ranks, *flags), check=True, stdout=sys.stderr)
     return [record["loss"] for record in read_records(run_dir, "train")]

@@ -95,7 +95,7 @@ def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) ->
     if world_size() == 1:
         return None
     group = dist.new_group(ranks, backend="gloo", timeout=timeout)
-    if group in dist.distributed_c10d._world.pg_map:
+    if dist.get_rank(group) >= 0:
         connect_ring(group)
     return group
 

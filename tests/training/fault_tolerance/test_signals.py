@@ -18,6 +18,8 @@ def signals() -> Iterator[Signals]:
     """A listener; afterwards signals do what they did before."""
     before = {number: signal.getsignal(number) for number in WATCHED}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # nohup ignores it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield Signals()
     for number, handler in before.items():
         signal.signal(number, handler)
