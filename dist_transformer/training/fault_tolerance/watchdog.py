@@ -43,8 +43,6 @@ _FIRST_SECONDS = 1800.0
 _ECHO_SECONDS, _LEAVING_SECONDS = 5.0, 120.0
 # Ctrl-C ends DeepSpeed's outer launcher at once, but the inner one lets the ranks save.
 _HANDLER_SECONDS, _STOPPING_SECONDS = 3.0, 120.0
-
-
 # Names that torch reads, the newer one first, and our defaults.
 _RECORDING = {
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",

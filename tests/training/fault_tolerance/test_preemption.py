@@ -111,3 +111,17 @@ def test_votes_are_a_second_apart_also_when_steps_are_short(monkeypatch: pytest.
             voted.append(step)
         assert preemption.all_written == (step in voted and step >= 10)
     assert voted == [1, 3, 7, 15, 25, 35, 36, 37, 38, 39]
+
+
+def test_votes_are_20_steps_apart_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of quick steps, which may become slow at any time, still stops after 20 of them."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    preemption, watchdog = preemption_of_one()
+    voted, watchdog.signals.received = [], signal.SIGTERM
+    for step in range(1, 80):
+        preemption.begin()
+        clock[0] += 0.001
+        if preemption.outcome() is not None:
+            voted.append(step)
+    assert voted == [1, 3, 7, 15, 31, 51, 71]
