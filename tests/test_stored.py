@@ -1,4 +1,4 @@
-"""Folders that version 0.1.0 wrote, before it had other kinds of vocabulary and rules for text."""
+"""Folders of 0.1.0, and of 0.2.0 with two vocabularies of SentencePiece, segmentations, tags and a run of two ranks."""
 
 import json
 import shutil
@@ -13,8 +13,16 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.inference.trained_model import TrainedModel
 from tests.conftest import run_command
 
-STORED = Path(__file__).parent / "stored" / "0.1.0"
+ALL = Path(__file__).parent / "stored"
+STORED = ALL / "0.1.0"
 TOOL = (sys.executable, "-m", "dist_transformer")
+
+
+def test_two_vocabularies_keep_their_ids() -> None:
+    pair = DataFolder.open(ALL / "0.2.0" / "data").tokenizer()
+    assert (pair.source.kind, pair.source.tags) == ("SentencePiece unigram with byte fallback", ("<2de>",))
+    for text, ids in json.loads((ALL / "0.2.0" / "ids.json").read_text(encoding="utf-8")).items():
+        assert [pair.source.encode(text), pair.target.encode(text)] == ids
 
 
 def test_a_vocabulary_keeps_its_rule_and_its_ids() -> None:
@@ -25,11 +33,12 @@ def test_a_vocabulary_keeps_its_rule_and_its_ids() -> None:
         assert tokenizer.decode(ids) == tokenizer.normalize(text)
 
 
-def test_a_model_translates_as_before() -> None:
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_a_model_translates_as_before(version: str) -> None:
     lines, expected = (
-        (STORED / name).read_text(encoding="utf-8").splitlines() for name in ("source.txt", "translations.txt")
+        (ALL / version / name).read_text(encoding="utf-8").splitlines() for name in ("source.txt", "translations.txt")
     )
-    assert TrainedModel.load(STORED / "model").translate(lines) == expected
+    assert TrainedModel.load(ALL / version / "model").translate(lines) == expected
 
 
 def test_the_settings_of_a_run_are_written_as_before() -> None:
@@ -40,18 +49,27 @@ def test_the_settings_of_a_run_are_written_as_before() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_a_run_resumes(version: str, tmp_path: Path) -> None:
     for name in ("data", "run"):
-        shutil.copytree(STORED / name, tmp_path / name)
+        shutil.copytree(ALL / version / name, tmp_path / name)
     folders = ("--data", tmp_path / "data", "--run-dir", tmp_path / "run")
-    settings = json.loads((STORED / "run" / "config.json").read_text(encoding="utf-8"))
+    settings = json.loads((ALL / version / "run" / "config.json").read_text(encoding="utf-8"))
     model = (
         word
         for name in ("width", "heads", "ffn-width", "encoder-layers", "decoder-layers")
         for word in (f"--model.{name}", settings["model"][name.replace("-", "_")])
     )
     words = ("--preset", "tiny", *model, "--batch.max-target-tokens", 512, "--ema-decay", 0.9, "--validate-every", 2)
-    said = run_command(*TOOL, "train", *words, *folders, "--save-every", 4, "--max-steps", 6)
+    steps = ("--save-every", 4, "--log-every", settings["log_every"], "--max-steps", 8)
+    said = run_command(*TOOL, "train", *words, *folders, *steps)
     assert "resumed from" in said
-    assert "finished at step 6" in said
+    assert "finished at step 8" in said
     run_command(*TOOL, "verify", tmp_path / "run", "--data", tmp_path / "data")
+    if version == "0.2.0":
+        recorded = (ALL / version / "resumed.jsonl").read_text(encoding="utf-8")
+        assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").endswith(recorded)
+        records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+        # The losses of the run that went on when the folder was stored.
+        losses = [record["loss"] for record in records if record["kind"] == "train"][-4:]
+        assert losses == pytest.approx([6.444659, 6.491202, 6.492956, 6.480899], abs=1e-4)

@@ -1,8 +1,8 @@
 """Small faults in the package's code, and which tests find them: a measure of the tests, for when tests are rewritten.
 
-`python -m tests.mutations choose` draws faults by a seeded generator and writes them to `frozen.json`, once.
-`python -m tests.mutations run --out FILE` puts each into a copy of the checkout, and runs the tests that mirror its
-module until one fails. The copy is of `--checkout`, which may hold older tests of the same code.
+`python -m tests.mutations choose FILE ROOMS` draws faults by a seeded generator and writes them to FILE, once.
+`python -m tests.mutations run FILE --out RESULTS` puts each into a copy of the checkout, and runs the tests that mirror
+its module until one fails. The copy is of `--checkout`, which may be another commit: a fault is put where its line is.
 """
 
 import argparse
@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FROZEN = Path(__file__).with_name("frozen.json")
-SEED = 2026
 PER_KIND = 12
 SECONDS = 600
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "in": "not in", "is": "is not"}
@@ -97,12 +95,12 @@ def candidates(file: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def choose(rooms: list[str]) -> None:
+def choose(out: Path, seed: int, rooms: list[str]) -> None:
     """Draw equally many faults of each kind, at most one of a module."""
     package = ROOT / "dist_transformer"
     found = {file for room in rooms for file in [*(package / room).rglob("*.py"), package / room] if file.is_file()}
     files = [file for file in sorted(found) if not LEFT_OUT.search(str(file))]
-    generator = random.Random(SEED)
+    generator = random.Random(seed)
     chosen: list[dict[str, Any]] = []
     for kind in ("comparison", "constant", "operator", "return", "dropped call"):
         generator.shuffle(files)
@@ -113,7 +111,7 @@ def choose(rooms: list[str]) -> None:
                 chosen.append(generator.choice(own))
                 drawn += 1
     numbered = [{"number": number, **fault} for number, fault in enumerate(chosen, 1)]
-    FROZEN.write_text(json.dumps(numbered, indent=1) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(numbered, indent=1) + "\n", encoding="utf-8")
 
 
 def mirrored(checkout: Path, file: str) -> list[tuple[str, list[str]]]:
@@ -157,20 +155,22 @@ def examine(checkout: Path, fault: dict[str, Any], marks: str) -> dict[str, Any]
         copy = Path(scratch) / "checkout"
         shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".venv", ".git", "build", "runs"))
         file = copy / fault["file"]
-        lines = file.read_text("utf-8").split("\n")
-        assert lines[fault["line"] - 1] == fault["before"], f"{fault['file']} has changed"
-        lines[fault["line"] - 1] = fault["after"]
+        lines = file.read_text("utf-8").split("\n") if file.exists() else []
+        places = [index for index, line in enumerate(lines) if line == fault["before"]]
+        if not places:
+            return {**fault, "found_by": "the line is gone", "seconds": 0.0}
+        lines[min(places, key=lambda index: abs(index + 1 - fault["line"]))] = fault["after"]
         file.write_text("\n".join(lines), encoding="utf-8")
         begin, by = time.monotonic(), None
-        for more, places in mirrored(checkout, fault["file"]):
-            by = first_failure(copy, " and ".join(filter(None, [marks, more])), places)
+        for more, tests in mirrored(checkout, fault["file"]):
+            by = first_failure(copy, " and ".join(filter(None, [marks, more])), tests)
             if by:
                 break
         return {**fault, "found_by": by, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def run(checkout: Path, out: Path, marks: str, numbers: list[int]) -> None:
-    faults = json.loads(FROZEN.read_text("utf-8"))
+def run(drawn: Path, checkout: Path, out: Path, marks: str, numbers: list[int]) -> None:
+    faults = json.loads(drawn.read_text("utf-8"))
     results = json.loads(out.read_text("utf-8")) if out.exists() else []
     left = [fault for fault in faults if fault["number"] not in {each["number"] for each in results}]
     left = [fault for fault in left if not numbers or fault["number"] in numbers]
@@ -185,17 +185,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("choose")
+    drawing.add_argument("file", type=Path, help="where the faults are written")
+    drawing.add_argument("--seed", type=int, default=2026)
     drawing.add_argument("rooms", nargs="+", help="folders or modules of dist_transformer/")
     running = commands.add_parser("run")
+    running.add_argument("file", type=Path, help="the faults")
     running.add_argument("--checkout", type=Path, default=ROOT)
     running.add_argument("--out", type=Path, required=True, help="results so far are kept, and the rest is run")
     running.add_argument("--marks", default="not slice and not gpu", help="pytest's -m for the tests that are run")
     running.add_argument("--numbers", type=int, nargs="*", default=[], help="of faults; otherwise all")
     given = parser.parse_args()
     if given.command == "choose":
-        choose(given.rooms)
+        choose(given.file, given.seed, given.rooms)
     else:
-        run(given.checkout, given.out, given.marks, given.numbers)
+        run(given.file, given.checkout, given.out, given.marks, given.numbers)
 
 
 if __name__ == "__main__":
