@@ -1,8 +1,4 @@
-"""Durable, atomic writes and safe reads of files: the only place that writes and removes files.
-
-A run, model or data folder may come from an untrusted source, with links, pipes and devices in the place of files.
-Nothing below a guarded folder is written or removed through a link, and only regular files are read.
-"""
+"""Durable, atomic writes and bounded reads of files: the only place that writes and removes files."""
 
 import contextlib
 import errno
@@ -23,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 
 from dist_transformer.base.errors import UserError, disk_is_full
-from dist_transformer.base.links import open_no_link, refuse_link, refuse_linked_parent
 from dist_transformer.base.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
@@ -33,8 +28,6 @@ LISTING_BYTES = 2**24
 """Limit of files with an entry per shard, part, sentence or start of a run."""
 TOKENIZER_BYTES = 2**25
 """Limit of tokenizer.json; one of 256,000 entries has about 20 MB."""
-LINE_BYTES = 2**20
-"""Limit of a line of a log."""
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # First bytes of pickles of protocol 2 to 5.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
@@ -56,30 +49,18 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
     """Yield the name of a new file in the same folder; it becomes `path`, durably, at the end of the block.
 
     At any moment `path` has its whole old content or its whole new content, even after a power failure. If the block
-    raises, the old content stays. The new file's name is random, so that two writers never share it and no link can be
-    placed there in advance. A link at `path` is replaced, not followed. Streams that the system names (`/dev/stdout`)
-    are written directly.
+    raises, the old content stays. The new file's name is random, so that two writers never share it. A link at `path`
+    is replaced, not followed. Streams that the system names (`/dev/stdout`) are written directly.
 
     Args:
         durable: False if the file is useless after a crash: it is written whole, but not flushed.
         fence: called right before the new file takes the name; if it raises, the old content stays.
-
-    Raises:
-        UserError: there is a link on the way, or `path` exists and is not a file or a link.
     """
     if _is_stream(path):
         yield path
         return
-    refuse_linked_parent(path)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # One look, because another process may remove the file meanwhile.
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise UserError(
-                f"{path} is a folder, a pipe or a device, so it is not replaced: remove it, or choose another place"
-            )
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     rights = stat.S_IMODE(os.fstat(handle).st_mode)
     os.close(handle)
     try:
@@ -143,10 +124,8 @@ def write_new(path: Path, content: str) -> None:
 
     Raises:
         FileExistsError: the file exists.
-        UserError: there is a link on the way.
     """
-    refuse_linked_parent(path)
-    with open(path, "xb", opener=open_no_link) as file:
+    with path.open("xb") as file:
         file.write(content.encode())
 
 
@@ -157,12 +136,7 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a link itself. A missing file is not an error.
-
-    Raises:
-        UserError: there is a link on the way.
-    """
-    refuse_linked_parent(path)
+    """Remove a file, or a link itself. A missing file is not an error."""
     path.unlink(missing_ok=True)
 
 
@@ -171,24 +145,15 @@ def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
 
     Args:
         as_far_as_possible: leave files that cannot be removed, without an error.
-
-    Raises:
-        UserError: there is a link on the way.
     """
     if path.is_symlink() or not path.is_dir():
         remove(path)
         return
-    refuse_linked_parent(path)
     shutil.rmtree(path, ignore_errors=as_far_as_possible)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, durably.
-
-    Raises:
-        UserError: it is a link, or there is a link on the way.
-    """
-    refuse_link(path)
+    """Make a folder and its missing parents, durably."""
     path = path.absolute()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -197,56 +162,14 @@ def make_folder(path: Path) -> None:
 
 
 def append_to(path: Path) -> io.BufferedWriter:
-    """Open a file to append to it.
-
-    Raises:
-        UserError: it is a link, a pipe or a device, or there is a link on the way.
-    """
-    refuse_linked_parent(path)
-    return open(path, "ab", opener=open_no_link)
+    return path.open("ab")
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or a folder, durably.
-
-    Raises:
-        UserError: there is a link on the way.
-    """
-    for path in (source, target):
-        refuse_linked_parent(path)
+    """Rename a file or a folder, durably."""
     source.rename(target)
     for folder in {source.absolute().parent, target.absolute().parent}:
         sync(folder)
-
-
-def _open_regular(path: str, flags: int) -> int:
-    handle = os.open(path, flags | os.O_NONBLOCK)
-    mode = os.fstat(handle).st_mode
-    # For a folder, `open` raises its own error.
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file")
-    return handle
-
-
-def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; links are followed.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    # Opening a pipe would wait for its writer, and reading a device may never end.
-    return open(path, "rb", opener=_open_regular)
-
-
-def regular(path: Path) -> Path:
-    """Check that a path is a regular file before a library opens it; return the path.
-
-    Raises:
-        OSError: `open_regular` failed.
-    """
-    open_regular(path).close()
-    return path
 
 
 def require_size(size: int, most: int) -> None:
@@ -263,35 +186,27 @@ def read_small(path: Path, *, most: int = SETTINGS_BYTES) -> bytes:
     """Read a file that should be small.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or has more than `most` bytes.
+        OSError: it cannot be read, or has more than `most` bytes.
     """
-    with open_regular(path) as file:
-        require_size(os.fstat(file.fileno()).st_size, most)
-        # Files of the system state no size, and others may grow meanwhile.
-        content = file.read(most + 1)
-    require_size(len(content), most)
-    return content
+    require_size(path.stat().st_size, most)
+    return path.read_bytes()
 
 
 def log_lines(path: Path, *, in_progress: bool = False) -> Iterator[str]:
     """Read a text file to which a run appends lines, one at a time, with their ends.
 
-    Bytes that are not UTF-8 are replaced. A line of more than `LINE_BYTES`, which no run writes, is cut there and is
-    the last; like a last line that is torn, it has no end.
+    Bytes that are not UTF-8 are replaced. A last line that is torn has no end.
 
     Args:
         in_progress: leave out a last line without an end, which is still being written.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: it cannot be read.
     """
-    with open_regular(path) as file:
-        while line := file.readline(LINE_BYTES + 1):
-            is_whole = line.endswith(b"\n")
-            if is_whole or not in_progress:
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") or not in_progress:
                 yield line.decode("utf-8", errors="replace")
-            if not is_whole:
-                return
 
 
 @contextlib.contextmanager
@@ -300,11 +215,7 @@ def folder_beside(path: Path) -> Iterator[Path]:
 
     It is removed if it was not moved, also if SIGTERM ends the process. Each process gets its own. Unlocked ones, which
     killed processes left, are removed first.
-
-    Raises:
-        UserError: there is a link on the way.
     """
-    refuse_linked_parent(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         own = _HIDDEN.fullmatch(left.name.removeprefix(f".{path.name}"))
         # An older folder that was moved aside may be the only copy.
@@ -350,7 +261,7 @@ def leaving_at_sigterm() -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -361,7 +272,7 @@ def is_pickle(path: Path) -> bool:
     if path.suffix == ".safetensors":
         # Its header's length comes first and may look like a pickle's start, but such files are never unpickled.
         return False
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         start = file.read(4)
     if start.startswith(_PICKLE_STARTS):
         return True

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from dist_transformer.base.links import open_no_link, refuse_linked_parent
-
 
 @contextlib.contextmanager
 def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
@@ -19,10 +17,8 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
 
     Raises:
         BlockingIOError: another process or thread holds it, and `wait` is False.
-        UserError: it is a link, a pipe or a device, or there is a link on the way.
     """
-    refuse_linked_parent(path)
-    with open(path, "a+", encoding="utf-8", opener=open_no_link) as file:
+    with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
 
@@ -36,9 +32,9 @@ def exclusive_folder(path: Path, *, wait: bool = True) -> Iterator[int | None]:
 
     Raises:
         BlockingIOError: another process or thread holds it, and `wait` is False.
-        OSError: it is not a folder, or is a link.
+        OSError: it is not a folder.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         locked: int | None = handle
         try:
@@ -53,9 +49,9 @@ def exclusive_folder(path: Path, *, wait: bool = True) -> Iterator[int | None]:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds the lock of a file or a folder; None if this is unknown, such as for a link."""
+    """Return whether a process holds the lock of a file or a folder; None if this is unknown."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     except OSError:

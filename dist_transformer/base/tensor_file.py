@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import open_regular, regular, require_size
+from dist_transformer.base.files import require_size
 from dist_transformer.base.verified import Stated, VerifiedFile, read_verified
 
 _LENGTH_BYTES = 8
@@ -114,10 +114,10 @@ def open_tensors(path: Path) -> Any:
         OSError: it cannot be opened, or its header is too long.
         SafetensorError: it is not a safetensors file.
     """
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         require_size(int.from_bytes(file.read(_LENGTH_BYTES), "little"), LARGEST_HEADER)
     try:
-        return safe_open(regular(path), framework="pt")
+        return safe_open(path, framework="pt")
     except MemoryError:
         # The library maps the file, for which an address space may be too small.
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, open_regular, require_size
+from dist_transformer.base.files import LISTING_BYTES, require_size
 
 Content = bytearray | mmap.mmap
 
@@ -87,7 +87,7 @@ def read_verified(path: Path, stated: Stated) -> bytearray:
         UserError: it cannot be read, or does not have the stated hash.
     """
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             content = _read_whole(file, _size_of(file, stated))
     except OSError as error:
         raise stated.unreadable(path, error) from None
@@ -102,7 +102,7 @@ def hold_verified(path: Path, stated: Stated) -> Sealed:
         UserError: the file cannot be read, or does not have the recorded hash.
     """
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             copied = read_sealed(file, _size_of(file, stated))
     except OSError as error:
         raise stated.unreadable(path, error) from None
@@ -155,7 +155,7 @@ class VerifiedFile:
         self._states = [hashlib.sha256()]
         self.size = 0
         try:
-            with open_regular(path) as file:
+            with path.open("rb") as file:
                 while block := file.read(_BLOCK):
                     self.size += len(block)
                     self._states.append(self._states[-1].copy())
@@ -174,7 +174,7 @@ class VerifiedFile:
         """
         out = bytearray(end - start)
         try:
-            with open_regular(self.path) as file:
+            with self.path.open("rb") as file:
                 for number in range(start // _BLOCK, -(-end // _BLOCK)):
                     first = number * _BLOCK
                     block = memoryview(self._block(file, number))[max(start - first, 0) : end - first]

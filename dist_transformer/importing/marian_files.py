@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, open_regular, read_small, require_size
+from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small, require_size
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.sentence_piece import read_model
@@ -277,7 +277,7 @@ class MarianWeights:
     @contextmanager
     def _open(self) -> Iterator[zipfile.ZipFile]:
         try:
-            file = open_regular(self.path)
+            file = self.path.open("rb")
         except OSError as error:
             raise self._unreadable(error.strerror) from None
         with file:

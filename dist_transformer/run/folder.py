@@ -18,7 +18,6 @@ from dist_transformer.base.files import (
     sha256_of,
     write_file,
 )
-from dist_transformer.base.links import guard, refuse_link
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
 from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
@@ -36,7 +35,6 @@ from dist_transformer.run.layout import (
     POINTER,
     SAMPLES,
     SETTINGS_FILE,
-    WRITTEN_IN_PLACE,
 )
 from dist_transformer.run.ledger import GENESIS, follow_ledger, truncate_jsonl
 from dist_transformer.run.lock import sole_training
@@ -75,7 +73,6 @@ def open_run(
             settings, checkpoint and ledger are not from one run.
     """
     run_dir, notes, fence = config.run_dir, list[str](), unfenced
-    guard(run_dir)
 
     def by_main(action: Callable[[], object]) -> None:
         distributed.on_all_ranks(
@@ -91,8 +88,6 @@ def open_run(
     def take() -> None:
         nonlocal fence
         _refuse_other_folder(run_dir)
-        for name in WRITTEN_IN_PLACE:
-            refuse_link(run_dir / name)
         if config.checkpoints.resume != "required" or run_dir.is_dir():
             fence = acquired.enter_context(sole_training(run_dir, notes.append))
 

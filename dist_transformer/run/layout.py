@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.base.files import LINE_BYTES, log_lines
+from dist_transformer.base.files import log_lines
 from dist_transformer.base.sole_writer import LOCK_FILE
 
 SETTINGS_FILE, ENVIRONMENT_FILE = "config.json", "environment.json"
@@ -108,7 +108,7 @@ def read_records(run_dir: Path, kind: str) -> list[Record]:
     """
     records, size = list[Record](), 0
     for number, (line, record) in enumerate(each_record(run_dir / METRICS_FILE), 1):
-        if record is None and (line.endswith("\n") or len(line) > LINE_BYTES):
+        if record is None and line.endswith("\n"):
             raise ValueError(f"line {number} is not a record of a run")
         if record is not None and record["kind"] == kind:
             records.append(record)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import append_to, open_regular, write_file
+from dist_transformer.base.files import append_to, write_file
 from dist_transformer.config.measures import HYPOTHESIS, REFERENCE, SOURCE, words_of_command
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.launch import without_place
@@ -139,6 +139,6 @@ class _Program:
 
 
 def _end_of(output: Path) -> str:
-    with open_regular(output) as file:
+    with output.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         return file.read().decode(errors="replace")

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import regular, sha256_of, whole_path, write_file
+from dist_transformer.base.files import sha256_of, whole_path, write_file
 from dist_transformer.base.verified import Content
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
@@ -349,7 +349,7 @@ def read_batch(
         UserError: the file cannot be read, is not valid, or holds something else.
     """
     try:
-        opened = pa.memory_map(os.fsencode(regular(path))) if content is None else pa.BufferReader(content)
+        opened = pa.memory_map(os.fsencode(path)) if content is None else pa.BufferReader(content)
         with opened as file, pa.ipc.open_stream(file) as stream:
             if schemas and not any(stream.schema.equals(schema) for schema in schemas):
                 columns = ", ".join(f"{field.name!r}: {field.type}" for field in stream.schema)

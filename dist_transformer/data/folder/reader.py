@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import LISTING_BYTES, TOKENIZER_BYTES, make_folder, move, read_small, sha256_of
-from dist_transformer.base.links import guard
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url
@@ -93,7 +92,6 @@ class DataFolder:
         """Copy everything but the training shards to the cache; the processes of a node take turns."""
         try:
             make_folder(cache.folder)
-            guard(cache.folder)
             with exclusive(cache.folder / "lock"):
                 fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE, most=LISTING_BYTES)
                 index = read_index(cache.folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import open_regular, remove, remove_unfinished, sha256_of, whole_path
+from dist_transformer.base.files import remove, remove_unfinished, sha256_of, whole_path
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.verified import Sealed, read_sealed
 from dist_transformer.data.folder.format import REMEDY, ShardInfo
@@ -192,7 +192,7 @@ def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
         UserError: size or content differs from the index, or the file cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             if (found := os.fstat(file.fileno()).st_size) != shard.bytes:
                 raise UserError(f"{path} has {found:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
             copied = read_sealed(file, shard.bytes)

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import open_regular
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.compressed import is_compressed
@@ -39,7 +38,7 @@ class CountLineEnds:
     def run(self, progress: Progress) -> list[int]:
         counts = []
         try:
-            with open_regular(self.path) as file:
+            with self.path.open("rb") as file:
                 file.seek(self.start)
                 for place in range(self.start, self.stop, self.block_bytes):
                     block = file.read(min(self.block_bytes, self.stop - place))
@@ -138,7 +137,7 @@ def _lines(path: Path, counts: list[int]) -> _Lines:
 
 def _has_open_end(path: Path) -> bool:
     """Return whether the last line lacks its line end."""
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             return False
         file.seek(-1, 2)

@@ -38,7 +38,6 @@ from dist_transformer.base.files import (
     whole_path,
     write_file,
 )
-from dist_transformer.base.links import guard, refuse_shared
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
 from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.text.compressed import is_compressed
@@ -127,7 +126,6 @@ def translate_corpus(
         UserError: the output exists, was started with other inputs or settings, or is being written; an input is
             unfit or has changed; a rank cannot translate or write. The error is the same on every rank.
     """
-    guard(job.parts)
     with contextlib.ExitStack() as held:
         begun, fence = on_all_ranks(lambda: _begin(job, held) if rank() == 0 else (None, unfenced))
         start = broadcast_object(begun, kinds=(_Start, Source))
@@ -174,13 +172,10 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
 
 
 def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
-    if job.parts.is_symlink():
-        raise UserError(f"{job.parts} is a link: choose another --output, or remove it")
     make_folder(job.parts)
     names = {path.name for path in job.parts.iterdir()} - {LOCK_FILE}
     if MANIFEST_FILE not in names and not all(name.startswith(".") for name in names):
         raise UserError(f"{job.parts} holds files that are not of a translation: choose another --output, or remove it")
-    refuse_shared(job.parts / LOCK_FILE)
     words = Words(
         in_use=lambda holder: (
             f"{job.output} is being written by {holder}: wait for its end, or choose another --output"
@@ -207,7 +202,6 @@ def _check_names(job: CorpusJob, start: _Start) -> None:
             continue
         if path.name not in known:
             raise UserError(f"{path} is not of this translation: remove it, or choose another --output")
-        refuse_shared(path)
 
 
 def _with_finished(start: _Start) -> _Start:
@@ -223,7 +217,6 @@ def _with_finished(start: _Start) -> _Start:
 def _is_complete(job: CorpusJob, start: _Start) -> bool:
     """Decide whether the output is what a start of this translation has written."""
     file = job.parts / _COMPLETE
-    refuse_shared(file)
     if not file.exists() or not job.output.is_file() or (job.parts / _WHOLE).exists():
         return False
     return read_small(file) == _completion(start, sha256_of(job.output))

@@ -6,7 +6,6 @@ from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small, sha256_of
-from dist_transformer.base.links import refuse_shared
 from dist_transformer.base.verified import has_own_hash, with_own_hash
 from dist_transformer.config.plain import parse_json
 from dist_transformer.inference.files.parts import Source
@@ -38,7 +37,6 @@ def require_same(parts: Path, manifest: bytes) -> None:
         UserError: they differ, and the message names each difference; or the one in the folder is damaged.
     """
     file = parts / MANIFEST_FILE
-    refuse_shared(file)
     if not file.exists():
         return
     content = read_small(file)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dist_transformer.base.files import open_regular, write_file
+from dist_transformer.base.files import write_file
 from dist_transformer.base.sole_writer import Fence
 
 _BLOCK = 2**20
@@ -86,7 +86,7 @@ class Part:
             OSError: it cannot be read, or `whole` cannot be written.
         """
         try:
-            file = open_regular(self.path)
+            file = self.path.open("rb")
         except FileNotFoundError:
             return None
         with file:

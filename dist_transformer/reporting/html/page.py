@@ -5,7 +5,6 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
-from dist_transformer.base.links import guard
 from dist_transformer.reporting.html.document import document, minute, section
 from dist_transformer.reporting.html.markup import Html, element, join
 from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
@@ -29,7 +28,6 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     Raises:
         UserError: it is not a run folder, or the file cannot be written.
     """
-    guard(run_dir)
     page = render(load_run(run_dir), made=datetime.now(UTC))
     out = out or run_dir / REPORT_FILE
     if out.is_dir():

@@ -340,32 +340,6 @@ def test_a_part_without_its_seal_is_translated_again(
     assert f"in {job.parts} are damaged and are translated again: 00000" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-@pytest.mark.parametrize("name", ["000001", "000002", "manifest.json", "lock", "failed", "complete", "whole"])
-def test_links_among_the_parts_are_refused_and_lead_nowhere(
-    name: str, link: Callable[[Path, Path], None], job: CorpusJob, tmp_path: Path
-) -> None:
-    begin(job)
-    place, victim = job.parts / name, tmp_path / "victim"
-    if place.exists():
-        place.rename(victim)
-    else:
-        victim.write_text("mine")
-    link(victim, place)
-    before = victim.read_bytes()
-    with pytest.raises(UserError, match=rf"^{place} is a link, a hard link, .*: remove it$"):
-        translate_corpus(job, Shouter(), as_text)
-    assert victim.read_bytes() == before
-    assert not job.output.exists()
-    place.unlink()
-    if name == "manifest.json":
-        with pytest.raises(UserError, match="holds files that are not of a translation"):
-            translate_corpus(job, Shouter(), as_text)
-        victim.rename(place)
-    translate_corpus(job, Shouter(), as_text)
-    assert job.output.read_text() == EXPECTED
-
-
 @pytest.mark.parametrize("name", ["000004", "1", "0000001", "notes.txt", "٠٠٠٠٠١"])
 def test_files_of_others_among_the_parts_are_kept(name: str, job: CorpusJob) -> None:
     begin(job)
