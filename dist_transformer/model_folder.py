@@ -52,7 +52,6 @@ from dist_transformer.model_paths import (
 if TYPE_CHECKING:
     import torch
 
-    from dist_transformer.base.tensor_file import TensorFile
     from dist_transformer.model.transformer import Transformer
 
 FORMAT_VERSION = 2
@@ -61,8 +60,6 @@ FORMAT_VERSION = 2
 # Below this share of training sources of several sentences, a model translates the first sentence of a line. Captions:
 # 0.02% (Multi30k), and of 102 lines of two captions it scored 28 BLEU as they stood and 52 sentence by sentence.
 _FEW_SEVERAL = 0.02
-# Takes 2 GiB during computation: 262,144 positions of a model of width 1,024.
-_MOST_POSITION_NUMBERS = 2**28
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,18 +269,16 @@ def load_model(
                 f"{path / CONFIG_FILE} has a {name}vocab_size of {size}, but the tokenizer has {entries} entries: "
                 f"{REMEDY}"
             )
-    _require_memory(path / WEIGHTS_FILE, info.model)
     import torch
 
-    from dist_transformer.base.tensor_file import LARGEST_HEADER, TensorFile
+    from dist_transformer.base.tensor_file import open_tensors
     from dist_transformer.model.transformer import Transformer
 
+    Stated(stated.sha256, CONFIG_FILE, REMEDY).check(path / WEIGHTS_FILE)
     model = Transformer(info.model)
-    file = path / WEIGHTS_FILE
-    most = LARGEST_HEADER + 4 * sum(tensor.numel() for tensor in model.state_dict().values())
-    weights = TensorFile.in_memory(file, Stated(stated.sha256, CONFIG_FILE, REMEDY, most_bytes=most))
-    _fill(model, weights)
-    del weights
+    with torch.no_grad(), open_tensors(path / WEIGHTS_FILE) as weights:
+        for name, parameter in model.state_dict().items():
+            parameter.copy_(weights.get_tensor(name))
     return for_decoding(model, device, dtype or torch.float32, in_int8), tokenizer, info
 
 
@@ -293,54 +288,6 @@ def for_decoding(
     """Put the model in evaluation mode on a device, with parameters in `dtype`."""
     model.in_int8 = in_int8
     return model.to(device).cast_parameters(dtype).eval()
-
-
-def _require_memory(file: Path, model: ModelConfig) -> None:
-    """Refuse a model that the file cannot hold, before memory is allocated for it.
-
-    Raises:
-        UserError: the file is too small for the sizes in config.json.
-    """
-    layers = model.encoder_layers + model.decoder_layers
-    # Count the matrices that every kind of model has in each layer. Positions are not stored, but take memory too.
-    inner = model.heads * model.attention_head_width
-    numbers = model.width * (model.vocab_size + model.target_vocab_size + layers * (2 * model.ffn_width + 4 * inner))
-    try:
-        size = file.stat().st_size
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): {REMEDY}") from None
-    if size < 4 * numbers:
-        raise UserError(
-            f"{file} has {size:,} bytes, too few for the model of {CONFIG_FILE}, which has more than {numbers:,} "
-            f"weights: {REMEDY}"
-        )
-    if model.width * model.max_positions > _MOST_POSITION_NUMBERS:
-        raise UserError(
-            f"{file.parent / CONFIG_FILE} has {model.max_positions:,} positions of width {model.width:,}, above the "
-            f"limit of {_MOST_POSITION_NUMBERS:,} numbers: {REMEDY}"
-        )
-
-
-def _fill(model: "Transformer", stored: "TensorFile") -> None:
-    """Copy the tensors of a file into the model, one at a time."""
-    import torch
-
-    from dist_transformer.base.tensor_file import is_finite
-
-    expected, shapes = model.state_dict(), {name: stored.shape(name) for name in stored.names()}
-    for name in sorted(expected.keys() | shapes.keys()):
-        there, wanted = shapes.get(name), tuple(expected[name].shape) if name in expected else None
-        if there != wanted:
-            raise UserError(
-                f"{stored.path} does not fit {CONFIG_FILE}, because {name!r} is {there or 'absent'} in the file and "
-                f"{wanted or 'absent'} in the model: {REMEDY}"
-            )
-    for name, parameter in expected.items():
-        tensor = stored.tensor(name)
-        if not is_finite(tensor):
-            raise UserError(f"{stored.path} has numbers in {name!r} that are not finite: {REMEDY}")
-        with torch.no_grad():
-            parameter.copy_(tensor)
 
 
 def _is_model_folder(path: Path) -> bool:

@@ -1,8 +1,7 @@
 """Sources of weights to average, opened and checked: weight files of a run, checkpoints, model folders.
 
-A whole file is verified when it is opened, and every piece again when it is read. The averaged numbers therefore have
-the recorded hashes, even if files change meanwhile. Numbers are read in pieces; only the header of a file and the
-states of its hash stay in memory, so that memory hardly grows with the number of sources.
+A whole file is verified when it is opened. Its numbers are read in pieces, so that memory hardly grows with the number
+of sources.
 """
 
 import dataclasses
@@ -17,13 +16,11 @@ from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import is_pickle
-from dist_transformer.base.tensor_file import TensorFile, open_tensors
-from dist_transformer.base.verified import Stated, read_verified
+from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import from_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
 from dist_transformer.run.checkpoint import reader
-from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.layout import STATE_FILE
 
 # Prefix of weights in a checkpoint, which also holds moments.
@@ -48,31 +45,45 @@ class WeightSource:
     path: Path
     info: ModelInfo
     tokenizer_file: Path
-    files: Mapping[str, TensorFile]
-    """File of each parameter, by the parameter's name."""
+    files: Mapping[str, Any]
+    """Opened file of each tensor, by the tensor's name."""
     prefix: str = ""
     """Prefix of parameter names in the files, which selects one of several sets of weights."""
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[torch.Tensor]:
-        """Read the numbers of each piece.
-
-        Raises:
-            UserError: a file has changed since it was opened.
-        """
+        """Read the numbers of each piece."""
         for piece in pieces:
-            yield self.files[piece.name].rows(self.prefix + piece.name, piece.first, piece.end)
+            name = self.prefix + piece.name
+            yield self.files[name].get_slice(name)[piece.first : piece.end]
 
 
 def open_weights(path: Path) -> WeightSource:
     """Open a weight file, a checkpoint or a model folder.
 
     Raises:
-        UserError: it is none of these, its recorded hash is missing or differs, or its tensors are not the parameters
-            of its model in fp32.
+        UserError: it is none of these, or its recorded hash is missing or differs.
     """
-    source = _open(path)
-    _check_tensors(source)
-    return source
+    if path.is_file():
+        if is_pickle(path):
+            raise UserError(
+                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors "
+                "files"
+            )
+        reader.stated_weights(path).check(path)
+        info = _model_info(weight_file_metadata(path), path)
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _opened(path))
+    if (path / STATE_FILE).exists():
+        if problem := reader.checkpoint_problem(path):
+            raise UserError(f"{problem}: choose another checkpoint")
+        checkpoint = reader.CheckpointReader(path)
+        info = _model_info(checkpoint.state, path)
+        tokenizer = path.absolute().parents[1] / TOKENIZER_FILE
+        return WeightSource(path, info, tokenizer, checkpoint.files, _CHECKPOINT_PREFIX)
+    if (path / WEIGHTS_FILE).exists():
+        info = read_model_info(path)
+        stated_weights(path).check(path / WEIGHTS_FILE)
+        return WeightSource(path, info, path / TOKENIZER_FILE, _opened(path / WEIGHTS_FILE))
+    raise UserError(f"{path} is not a weight file, a checkpoint or a model folder: check the path")
 
 
 def weight_file_metadata(file: Path) -> dict[str, Any]:
@@ -126,64 +137,12 @@ def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
     return None
 
 
-def _open(path: Path) -> WeightSource:
-    if path.is_file():
-        if is_pickle(path):
-            raise UserError(
-                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors "
-                "files"
-            )
-        file = TensorFile.on_disk(path, reader.stated_weights(path))
-        info = _model_info(_described(file.metadata, path), path)
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _names(file))
-    if (path / STATE_FILE).exists():
-        stated = reader.stated_files(path)
-        state = _read_state(path / STATE_FILE, stated[path / STATE_FILE])
-        files: dict[str, TensorFile] = {}
-        for part in sorted(file for file in stated if file.suffix == ".safetensors"):
-            files.update(_names(TensorFile.on_disk(part, stated[part]), _CHECKPOINT_PREFIX))
-        info = _model_info(state, path)
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
-    if (path / WEIGHTS_FILE).exists():
-        info = read_model_info(path)
-        file = TensorFile.on_disk(path / WEIGHTS_FILE, stated_weights(path))
-        return WeightSource(path, info, path / TOKENIZER_FILE, _names(file))
-    raise UserError(f"{path} is not a weight file, a checkpoint or a model folder: check the path")
-
-
-def _read_state(file: Path, stated: Stated) -> dict[str, Any]:
-    try:
-        state = json.loads(read_verified(file, stated))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read as JSON ({error}): {stated.remedy}") from None
-    if not isinstance(state, dict):
-        raise UserError(f"{file} must hold a JSON object, not {type(state).__name__}: {stated.remedy}")
-    return state
-
-
-def _check_tensors(source: WeightSource) -> None:
-    expected = parameter_shapes(source.info.model)
-    for name in sorted(expected.keys() | source.files.keys()):
-        if name not in source.files:
-            raise UserError(f"{source.path} lacks {name!r}, a parameter of its model: {_REMEDY}")
-        if name not in expected:
-            raise UserError(f"{source.path} holds {name!r}, which is not a parameter of its model: {_REMEDY}")
-        file = source.files[name]
-        shape, dtype = file.shape(source.prefix + name), file.dtype(source.prefix + name)
-        if shape != expected[name]:
-            raise UserError(
-                f"{source.path} holds {name!r} in the shape {shape}, but its model has {expected[name]}: {_REMEDY}"
-            )
-        if dtype != "F32":
-            raise UserError(f"{source.path} stores {name!r} as {dtype}, but weights must be F32: {_REMEDY}")
-
-
 def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]:
     """Parse the metadata of a weight file: JSON values in the header."""
     header = {key: value for key, value in (metadata or {}).items() if key != "format"}
     try:
         described = {key: json.loads(value) for key, value in header.items()}
-    except (ValueError, RecursionError):
+    except ValueError:
         described = {}
     if "model" not in described:
         raise UserError(f"{path} is not a weight file of a run: use files of RUN/weights, checkpoints or model folders")
@@ -204,5 +163,6 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
     return from_plain(ModelInfo, {**values, **newer}, str(path))
 
 
-def _names(file: TensorFile, prefix: str = "") -> dict[str, TensorFile]:
-    return {name.removeprefix(prefix): file for name in file.names() if name.startswith(prefix)}
+def _opened(path: Path) -> dict[str, Any]:
+    opened = open_tensors(path)
+    return dict.fromkeys(opened.keys(), opened)

@@ -1,8 +1,4 @@
-"""Content with its recorded SHA-256 at the time of use, whatever happens to its file before, meanwhile or after.
-
-A file is never checked and then opened again: `read_verified` and `hold_verified` hash the bytes that they return, and
-`VerifiedFile` hashes again what it reads again.
-"""
+"""Content with its recorded SHA-256, which is checked once, when the content is read."""
 
 import fcntl
 import hashlib
@@ -13,12 +9,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, require_size
+from dist_transformer.base.files import sha256_of
 
-Content = bytearray | mmap.mmap
+Content = bytes | mmap.mmap
 
 
 class Sealed:
@@ -46,8 +42,6 @@ class Sealed:
             os.close(self.descriptor)
 
 
-# Bytes per block of the hash. Later reads are in whole blocks, so small blocks waste less.
-_BLOCK = 2**18
 _NO_HASH = "0" * 64
 # No process can write, shrink or extend the content, or remove these seals.
 _SEALS = (
@@ -64,8 +58,6 @@ class Stated:
     """Name of the file that records it, for messages."""
     remedy: str
     """Remedy for a damaged file."""
-    most_bytes: int = LISTING_BYTES
-    """Bytes of the largest file that is read into memory, or copied."""
 
     def require(self, path: Path, found: str) -> None:
         """Compare a hash with the recorded one.
@@ -76,19 +68,30 @@ class Stated:
         if found != self.sha256:
             raise UserError(f"{path} is damaged (its SHA-256 is not what {self.where} states): {self.remedy}")
 
+    def check(self, path: Path) -> None:
+        """Hash a file of any size.
+
+        Raises:
+            UserError: it cannot be read, or does not have the recorded hash.
+        """
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            raise self.unreadable(path, error) from None
+        self.require(path, found)
+
     def unreadable(self, path: Path, error: OSError) -> UserError:
         return UserError(f"{path} cannot be read ({error.strerror or error}): {self.remedy}")
 
 
-def read_verified(path: Path, stated: Stated) -> bytearray:
+def read_verified(path: Path, stated: Stated) -> bytes:
     """Read a whole file into memory.
 
     Raises:
-        UserError: it cannot be read, or does not have the stated hash.
+        UserError: it cannot be read, or does not have the recorded hash.
     """
     try:
-        with path.open("rb") as file:
-            content = _read_whole(file, _size_of(file, stated))
+        content = path.read_bytes()
     except OSError as error:
         raise stated.unreadable(path, error) from None
     stated.require(path, hashlib.sha256(content).hexdigest())
@@ -103,24 +106,16 @@ def hold_verified(path: Path, stated: Stated) -> Sealed:
     """
     try:
         with path.open("rb") as file:
-            copied = read_sealed(file, _size_of(file, stated))
+            size = os.fstat(file.fileno()).st_size
+            has_sealed_memory = hasattr(os, "memfd_create") and size > 0
+            copied = _seal(size, file.readinto) if has_sealed_memory else Sealed(file.read())
     except OSError as error:
         raise stated.unreadable(path, error) from None
     stated.require(path, hashlib.sha256(copied.content).hexdigest())
     return copied
 
 
-def read_sealed(file: BinaryIO, size: int) -> Sealed:
-    """Copy `size` bytes of a file, with zeros after an earlier end, to memory that the kernel protects from writes.
-
-    The caller must check and use the copy, not the file, which may have changed.
-    """
-    if not hasattr(os, "memfd_create") or size == 0:
-        return Sealed(_read_whole(file, size))
-    return _seal(size, lambda view: _fill(view, file))
-
-
-def _seal(size: int, fill: Callable[[memoryview], None]) -> Sealed:
+def _seal(size: int, fill: Callable[[memoryview], object]) -> Sealed:
     descriptor = os.memfd_create("dist_transformer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -140,61 +135,6 @@ def _lay(parts: Sequence[bytes | memoryview], view: memoryview) -> None:
         place += len(part)
 
 
-class VerifiedFile:
-    """A file of any size whose parts can be read again, with every byte verified.
-
-    The first pass keeps the state of the hash before each block, not the content. A block that is read later is hashed
-    from the state before it, which must give the state after it.
-
-    Raises:
-        UserError: the file cannot be read, or does not have the recorded hash.
-    """
-
-    def __init__(self, path: Path, stated: Stated) -> None:
-        self.path, self._stated = path, stated
-        self._states = [hashlib.sha256()]
-        self.size = 0
-        try:
-            with path.open("rb") as file:
-                while block := file.read(_BLOCK):
-                    self.size += len(block)
-                    self._states.append(self._states[-1].copy())
-                    self._states[-1].update(block)
-        except OSError as error:
-            raise stated.unreadable(path, error) from None
-        stated.require(path, self._states[-1].hexdigest())
-        # Consecutive reads often share a block.
-        self._last: tuple[int, bytes] = (-1, b"")
-
-    def read(self, start: int, end: int) -> bytearray:
-        """Read the bytes from `start` to `end`, which lie in the file.
-
-        Raises:
-            UserError: the file cannot be read, or has changed since the first pass.
-        """
-        out = bytearray(end - start)
-        try:
-            with self.path.open("rb") as file:
-                for number in range(start // _BLOCK, -(-end // _BLOCK)):
-                    first = number * _BLOCK
-                    block = memoryview(self._block(file, number))[max(start - first, 0) : end - first]
-                    place = max(first - start, 0)
-                    out[place : place + len(block)] = block
-        except OSError as error:
-            raise self._stated.unreadable(self.path, error) from None
-        return out
-
-    def _block(self, file: Any, number: int) -> bytes:
-        if number != self._last[0]:
-            block = os.pread(file.fileno(), _BLOCK, number * _BLOCK)
-            state = self._states[number].copy()
-            state.update(block)
-            if state.digest() != self._states[number + 1].digest():
-                raise UserError(f"{self.path} changed while it was read: {self._stated.remedy}")
-            self._last = number, block
-        return self._last[1]
-
-
 def with_own_hash(values: Mapping[str, Any]) -> bytes:
     """Write JSON that contains its own SHA-256, computed with zeros in the hash's place."""
     content = (json.dumps({**values, "sha256": _NO_HASH}, indent=1, ensure_ascii=False) + "\n").encode()
@@ -209,23 +149,3 @@ def has_own_hash(content: bytes, stated: str) -> bool:
 def _replace_last(content: bytes, old: str, new: str) -> bytes:
     before, _, after = content.rpartition(old.encode())
     return before + new.encode() + after
-
-
-def _size_of(file: BinaryIO, stated: Stated) -> int:
-    size = os.fstat(file.fileno()).st_size
-    require_size(size, stated.most_bytes)
-    return size
-
-
-def _read_whole(file: BinaryIO, size: int) -> bytearray:
-    """Read a file's current content; the caller checks its hash."""
-    content = bytearray(size)
-    _fill(memoryview(content), file)
-    return content
-
-
-def _fill(view: memoryview, file: BinaryIO) -> None:
-    """Read until the end of the view or of the file."""
-    filled = 0
-    while filled < len(view) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
-        filled += count

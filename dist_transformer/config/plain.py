@@ -234,15 +234,6 @@ def read_json(path: Path, *, most: int = SETTINGS_BYTES) -> dict[str, Any]:
     """Read a JSON object from a file of at most `most` bytes.
 
     Raises:
-        UserError: as `read_json_with_bytes`.
-    """
-    return read_json_with_bytes(path, most=most)[0]
-
-
-def read_json_with_bytes(path: Path, *, most: int = SETTINGS_BYTES) -> tuple[dict[str, Any], bytes]:
-    """Read a JSON object from a file of at most `most` bytes; also return its bytes.
-
-    Raises:
         UserError: the file is missing or is not a JSON object.
     """
     content = b""
@@ -257,4 +248,4 @@ def read_json_with_bytes(path: Path, *, most: int = SETTINGS_BYTES) -> tuple[dic
         raise UserError(f"{path} {_instead_of_json(path, content, error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
-    return values, content
+    return values

@@ -2,14 +2,12 @@
 
 import os
 import re
-import stat
 from pathlib import Path
 
 import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import is_pickle
-from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.model_folder import load_model
 from dist_transformer.model_paths import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
 from dist_transformer.run.layout import CHECKPOINTS, FOLDERS, HANGS, POINTER, WEIGHT_HASHES, WEIGHTS
@@ -19,19 +17,16 @@ WEIGHTS_NAME = re.compile(r"(step|ema)-(\d{8,})\.safetensors")
 
 
 def require_known(path: Path, run_dir: Path) -> None:
-    """Refuse links, pickles and temporary files, and in checkpoints/ and weights/ any name that a run does not write.
+    """Refuse pickles and temporary files, and in checkpoints/ and weights/ any name that a run does not write.
 
     Raises:
         UserError: naming the path and the fix.
     """
-    mode = path.lstat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{path} is a link or not a regular file: put the real file there, or remove it")
     if path.name.endswith(".tmp"):
         raise UserError(f"{path} is being written now, or a killed process left it: remove it if no training runs")
     place = path.relative_to(run_dir).parts
     # NCCL's record of a hang is a pickle, which only torch's own tools read.
-    if stat.S_ISREG(mode) and place[0] != HANGS and is_pickle(path):
+    if path.is_file() and place[0] != HANGS and is_pickle(path):
         raise UserError(f"{path} is a pickle, which can run code when it is loaded; a run writes none: remove it")
     known = {
         CHECKPOINTS: re.compile(rf"{POINTER}|{STEP_NAME.pattern}"),
@@ -39,19 +34,6 @@ def require_known(path: Path, run_dir: Path) -> None:
     }
     if len(place) == 2 and place[0] in known and not known[place[0]].fullmatch(place[1]):
         raise UserError(f"{path} is not a file of a run: move it away")
-
-
-def plain_file(path: Path) -> Path:
-    """Return the path if it is a regular file and not a link.
-
-    Raises:
-        UserError: it is missing or something else.
-    """
-    if not os.path.lexists(path):
-        raise UserError(f"{path} is missing: restore it from a backup")
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise UserError(f"{path} is a link or not a regular file: put the real file there")
-    return path
 
 
 def model_folders(run_dir: Path) -> list[Path]:
@@ -72,8 +54,6 @@ def check_model(path: Path) -> str:
     Raises:
         UserError: a file is missing, or not what the folder states.
     """
-    for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE):
-        plain_file(path / name)
     # Every command that uses the model loads it this way.
     model, _, info = load_model(path, torch.device("cpu"))
     parameters = sum(parameter.numel() for parameter in model.state_dict().values())

@@ -24,7 +24,6 @@ from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model_folder import WEIGHTS_FILE
-from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint
 from dist_transformer.run.checkpoint.writer import move_pointer, remove_unfinished_saves
 from dist_transformer.run.layout import (
@@ -93,7 +92,7 @@ def open_run(
 
     with ExitStack() as acquired:
         by_main(take)
-        path = newest_checkpoint(run_dir, notes.append, content_problem)
+        path = newest_checkpoint(run_dir, notes.append)
         by_main(lambda: notes.extend(lost_checkpoint(run_dir, path) if path else require_nothing_lost(run_dir)))
         reader, initial = None, None
         if path is None and config.checkpoints.resume == "required":

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.base import verified
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.verified import (
     Sealed,
     Stated,
-    VerifiedFile,
     has_own_hash,
     hold_verified,
     read_verified,
@@ -29,11 +27,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified, "_BLOCK", 1000)
-
-
 def stated(content: bytes = CONTENT) -> Stated:
     return Stated(hashlib.sha256(content).hexdigest(), "SUMS", "restore it")
 
@@ -45,40 +38,7 @@ def overwrite(path: Path, place: int, content: bytes) -> None:
         file.write(content)
 
 
-def test_any_part_of_a_file_is_read(file: Path) -> None:
-    opened = VerifiedFile(file, stated())
-    assert opened.size == len(CONTENT) == 10_240
-    for start, end in ((0, 0), (0, 1), (0, 1000), (999, 1001), (10_239, 10_240), (500, 9_500), (0, 10_240), (10, 20)):
-        assert bytes(opened.read(start, end)) == CONTENT[start:end]
-
-
-def test_a_part_that_changed_after_the_hash_was_compared_is_not_given_out(file: Path) -> None:
-    opened = VerifiedFile(file, stated())
-    overwrite(file, 4_321, b"\x00")
-    assert CONTENT[4_321] != 0
-    assert bytes(opened.read(0, 4_000)) == CONTENT[:4_000]
-    for start, end in ((4_321, 4_322), (4_000, 4_001), (0, 10_240)):
-        with pytest.raises(UserError, match=re.escape(f"{file} changed while it was read: restore it")):
-            opened.read(start, end)
-    overwrite(file, 4_321, CONTENT[4_321:4_322])
-    assert bytes(opened.read(0, 10_240)) == CONTENT
-
-
-def test_a_file_that_was_cut_replaced_or_removed_is_not_given_out(file: Path) -> None:
-    opened = VerifiedFile(file, stated())
-    os.truncate(file, 9_999)
-    assert bytes(opened.read(0, 9_000)) == CONTENT[:9_000]
-    with pytest.raises(UserError, match="changed while it was read"):
-        opened.read(9_500, 9_600)
-    file.unlink()
-    with pytest.raises(UserError, match=r"cannot be read \(No such file or directory\): restore it"):
-        opened.read(0, 10)
-    file.write_bytes(CONTENT[::-1])
-    with pytest.raises(UserError, match="changed while it was read"):
-        opened.read(0, 10)
-
-
-@pytest.mark.parametrize("read", [read_verified, hold_verified, VerifiedFile])
+@pytest.mark.parametrize("read", [read_verified, hold_verified, lambda file, stated: stated.check(file)])
 def test_one_flipped_bit_is_found(read: object, file: Path) -> None:
     assert callable(read)
     read(file, stated())

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from dist_transformer.base.files import sha256_of
-from dist_transformer.base.verified import with_own_hash
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
@@ -92,20 +91,14 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def edit_manifest(checkpoint: Path, **changes: Any) -> None:
-    """Change the manifest as an attacker would: its own hash is correct afterwards."""
-    file = checkpoint / "manifest.json"
-    file.write_bytes(with_own_hash({**json.loads(file.read_text()), **changes}))
-
-
 def seal(checkpoint: Path) -> None:
-    """State in the manifest what is there, as a faulty writer or an attacker would."""
+    """State in the manifest what is there, as a faulty writer would."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
         for file in checkpoint.iterdir()
         if file.name != "manifest.json"
     }
-    edit_manifest(checkpoint, files=files)
+    edit_json(checkpoint / "manifest.json", files=files)
 
 
 def flip(path: Path, at: int = -1) -> None:

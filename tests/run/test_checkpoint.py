@@ -38,7 +38,7 @@ def test_what_is_written(run: Path) -> None:
     assert names(run / "weights") == ["SHA256SUMS", "step-00000020.safetensors"]
     assert pointer(run) == "step-00000020\n"
     state = json.loads((path / "state.json").read_text())
-    assert (state["step"], state["position"], state["format_version"]) == (20, {"epoch": 1}, 2)
+    assert (state["step"], state["position"], state["format_version"]) == (20, {"epoch": 1}, 3)
     assert set(state["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
     stored = safetensors.torch.load_file(path / "part-00000.safetensors")
     assert set(stored) == {f"{kind}/{name}" for kind in ("weight", *MOMENTS) for name in SHAPES}
@@ -64,7 +64,7 @@ def test_the_manifest_says_what_it_is_a_checkpoint_of(run: Path) -> None:
     assert {key: manifest[key] for key in ("step", "position", "tokenizer_sha256", "config", "format_version")} == {
         **state,
         "config": {"seed": 7},
-        "format_version": 2,
+        "format_version": 3,
     }
     assert set(manifest["versions"]) == {"python", "dist_transformer", "torch", "deepspeed"}
 

@@ -79,7 +79,7 @@ def test_a_renamed_checkpoint_is_not_used(config: TrainConfig) -> None:
     (folder / "step-00000004").rename(folder / "step-00000009")
     run = resumed(config)
     assert run.resumed_at == 2
-    assert "step-00000009/state.json states step 4, which is not the step of its folder: it is not used" in run.notes[0]
+    assert "step-00000009 is not what its name says (its manifest is of step 4): it is not used" in run.notes[0]
 
 
 @pytest.mark.parametrize(

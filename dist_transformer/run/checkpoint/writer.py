@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
 from dist_transformer.base.sole_writer import Fence, unfenced
-from dist_transformer.base.verified import with_own_hash
 from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, weight_hashes
 from dist_transformer.run.checkpoint.state import EMA, ParameterState, Tensors, copy_tensors
 from dist_transformer.run.layout import (
@@ -306,7 +305,7 @@ class CheckpointWriter:
         files[STATE_FILE] = _describe(temporary / STATE_FILE)
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
         manifest = {**common, **identity, "config": self.config, "files": files}
-        write_file(temporary / MANIFEST_FILE, with_own_hash(manifest))
+        _write_json(temporary / MANIFEST_FILE, manifest)
         final = temporary.with_name(snapshot.name)
         self._fence()
         # A damaged checkpoint of the same step may be there if the run was resumed from an older one.
