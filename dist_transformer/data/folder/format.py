@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import sha256_of, whole_path, write_file
-from dist_transformer.base.verified import Content
+from dist_transformer.base.verified import Content, Stated
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.plain import OMIT_DEFAULT, to_plain
 from dist_transformer.data.folder.marks import LanguageMarks
@@ -36,11 +36,6 @@ INDEX_FILE, TOKENIZER_FILE, LENGTHS_FILE = "index.json", "tokenizer.json", "leng
 VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE = "valid", "source.txt", "target.txt"
 VALID_BYTES = 2**26
 """Limit of a side of the validation text, some 500,000 lines."""
-
-_SHARD_SCHEMAS = tuple(
-    pa.schema({"src": pa.list_(source), "tgt": pa.list_(target)})
-    for source, target in itertools.product((pa.uint16(), pa.uint32()), repeat=2)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +125,8 @@ def copy_rows(
     out[number] = tokens
 
 
-# Sums over a million shards still fit into 64 bits.
-_LARGEST_COUNT = 2**43
-
-
-class _Counts:
-    """A record of the index. None of its numbers is negative or larger than a corpus can be."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            numbers = value.values() if isinstance(value, dict) else (value,)
-            if any(isinstance(number, int) and number < 0 for number in numbers):
-                raise UserError(f"{field.name} is {value!r:.60}, but cannot be below 0: {REMEDY}")
-            if field.name != "seed" and any(isinstance(number, int) and number > _LARGEST_COUNT for number in numbers):
-                raise UserError(f"{field.name} is {value!r:.60}, but cannot be above {_LARGEST_COUNT:,}: {REMEDY}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardInfo(_Counts):
+class ShardInfo:
     file: str
     pairs: int
     source_tokens: int
@@ -161,7 +137,7 @@ class ShardInfo(_Counts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitInfo(_Counts):
+class SplitInfo:
     shards: tuple[ShardInfo, ...]
     """All pairs in their first segmentation, then in their second one, in as many shards, and so on."""
     segmentations: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
@@ -190,14 +166,13 @@ class SplitInfo(_Counts):
         return sum(shard.target_tokens for shard in self.shards) // self.segmentations
 
     def __post_init__(self) -> None:
-        _Counts.__post_init__(self)
         count, pairs = self.segmentations, [shard.pairs for shard in self.shards]
         if count < 1 or pairs != pairs[: len(pairs) // count] * count:
             raise UserError(f"segmentations is {count}, but the shards do not repeat as many times: {REMEDY}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextInfo(_Counts):
+class TextInfo:
     """The complete raw validation text. The shards hold only the pairs that fit `max_tokens`."""
 
     pairs: int
@@ -206,7 +181,7 @@ class TextInfo(_Counts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataIndex(_Counts):
+class DataIndex:
     format_version: int
     corpus: str
     """Name for reports and model cards."""
@@ -274,18 +249,13 @@ def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo
 Columns = tuple[TokenLists, TokenLists]
 
 
-def read_shard(path: Path, content: Content | None = None, *, checked: bool = False) -> Columns:
+def read_shard(path: Path, content: Content | None = None) -> Columns:
     """Read source and target ids of a shard from its `content` if given, otherwise from the memory-mapped file.
 
-    Args:
-        checked: this content was read and validated before, by this process or another.
-
     Raises:
-        UserError: the shard is not one record batch of two columns of lists of ids.
+        UserError: it cannot be read.
     """
-    batch = read_batch(path, content, schemas=_SHARD_SCHEMAS, checked=checked)
-    if not checked and any(column.null_count or column.values.null_count for column in batch.columns):
-        raise UserError(f"{path} lacks some ids, but a shard must have all of them: {REMEDY}")
+    batch = read_batch(path, content)
     return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
 
 
@@ -333,33 +303,23 @@ def write_batch(path: Path, columns: dict[str, pa.Array]) -> None:
         writer.write_batch(batch)
 
 
-def read_batch(
-    path: Path, content: Content | None = None, *, schemas: Sequence[pa.Schema] = (), checked: bool = False
-) -> pa.RecordBatch:
-    """Read the only record batch of an Arrow IPC stream, and validate it in full before it is used.
-
-    Arrow trusts the lengths and offsets in a file: wrong ones would crash the process or give other rows.
+def read_batch(path: Path, content: Content | None = None) -> pa.RecordBatch:
+    """Read the only record batch of an Arrow IPC stream.
 
     Args:
         content: content of the file, if it was read already.
-        schemas: allowed schemas of the columns; any schema if empty.
-        checked: this content was validated before.
 
     Raises:
-        UserError: the file cannot be read, is not valid, or holds something else.
+        UserError: the file cannot be read.
     """
     try:
         opened = pa.memory_map(os.fsencode(path)) if content is None else pa.BufferReader(content)
         with opened as file, pa.ipc.open_stream(file) as stream:
-            if schemas and not any(stream.schema.equals(schema) for schema in schemas):
-                columns = ", ".join(f"{field.name!r}: {field.type}" for field in stream.schema)
-                raise UserError(f"{path} holds {columns or 'nothing'}, which is not the content of a shard: {REMEDY}")
-            batch = stream.read_next_batch()
-            if not checked:
-                batch.validate(full=True)
-            if next(stream, None) is not None:
-                raise UserError(f"{path} holds more than one record batch: {REMEDY}")
-            return batch
-    except (pa.ArrowException, ValueError, StopIteration, OSError) as error:
+            return stream.read_next_batch()
+    except (pa.ArrowException, StopIteration, OSError) as error:
         problem = " ".join(str(error).split()) or "it holds no record batch"
         raise UserError(f"{path} cannot be read as Arrow ({problem}): {REMEDY}") from None
+
+
+def index_states(sha256: str) -> Stated:
+    return Stated(sha256, INDEX_FILE, REMEDY)

@@ -1,11 +1,10 @@
 """Open a prepared data folder: on this machine, or behind a URL with a cache on local disk."""
 
-import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, TOKENIZER_BYTES, make_folder, move, read_small, sha256_of
+from dist_transformer.base.files import LISTING_BYTES, make_folder, move, read_small, sha256_of
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url
@@ -16,20 +15,14 @@ from dist_transformer.data.folder.format import (
     INDEX_FILE,
     REMEDY,
     TOKENIZER_FILE,
-    VALID_BYTES,
     VALID_FOLDER,
     VALID_SOURCE_FILE,
     VALID_TARGET_FILE,
     DataIndex,
+    index_states,
 )
-from dist_transformer.data.folder.split import Split, index_states, most_lengths_bytes
-from dist_transformer.data.folder.storage import (
-    CachedFiles,
-    CacheSettings,
-    ShardFiles,
-    check_file,
-    fetch,
-)
+from dist_transformer.data.folder.split import Split
+from dist_transformer.data.folder.storage import CachedFiles, CacheSettings, ShardFiles, fetch
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
@@ -42,8 +35,8 @@ class DataFolder:
     ) -> None:
         self.path = path
         self.index = index
-        self.train = Split(path, index.train, files, vocab_sizes=index.vocab_sizes, lengths=lengths)
-        self.valid = Split(path / VALID_FOLDER, index.valid, vocab_sizes=index.vocab_sizes)
+        self.train = Split(path, index.train, files, lengths=lengths)
+        self.valid = Split(path / VALID_FOLDER, index.valid)
 
     @classmethod
     def open(
@@ -67,13 +60,16 @@ class DataFolder:
             return cls._open_url(str(place).rstrip("/"), cache)
         path = Path(place)
         index = read_index(path)
-        for shard in index.train.shards:
-            if shards_may_be_bad and not _inside(path, shard.file).exists():
-                continue
-            file = _check_inside(path, shard.file)
-            if (size := file.stat().st_size) != shard.bytes and not shards_may_be_bad:
-                raise UserError(f"{file} has {size:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
-        _check_small_files(path, index)
+        train = () if shards_may_be_bad else index.train.shards
+        sizes = {path / shard.file: shard.bytes for shard in train}
+        sizes |= {path / VALID_FOLDER / shard.file: shard.bytes for shard in index.valid.shards}
+        for file in [*(path / name for name, _ in _small_files(index)), *sizes]:
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                raise UserError(f"{file} is missing or unreadable ({error.strerror}): {REMEDY}") from None
+            if size != sizes.get(file, size):
+                raise UserError(f"{file} has {size:,} bytes, but the index states {sizes[file]:,}: {REMEDY}")
         return cls(path, index)
 
     @classmethod
@@ -83,9 +79,7 @@ class DataFolder:
         Args:
             lengths: content of the folder's file of lengths.
         """
-        index = read_index(path)
-        _check_small_files(path, index)
-        return cls(path, index, lengths=lengths)
+        return cls(path, read_index(path), lengths=lengths)
 
     @classmethod
     def _open_url(cls, url: str, cache: CacheSettings) -> "DataFolder":
@@ -95,21 +89,18 @@ class DataFolder:
             with exclusive(cache.folder / "lock"):
                 fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE, most=LISTING_BYTES)
                 index = read_index(cache.folder)
+                _require_plain_names(index)
                 path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
                 make_folder(path / VALID_FOLDER)
-                for name, sha256, most in _small_files(index):
-                    _inside(path, Path(name).name)
+                for name, sha256 in _small_files(index):
                     if not (path / name).is_file() or sha256_of(path / name) != sha256:
-                        fetch(f"{url}/{name}", path / name, most=most, sha256=sha256)
+                        fetch(f"{url}/{name}", path / name, sha256=sha256)
                 move(cache.folder / INDEX_FILE, path / INDEX_FILE)
         except OSError as error:
             raise UserError(
                 f"the cache {cache.folder} cannot be written ({error.strerror or error}): choose a folder with free "
                 "space with --cache-dir"
             ) from None
-        for shard in index.train.shards:
-            _inside(path, shard.file)
-        _check_small_files(path, index)
         return cls(path, index, CachedFiles(url, path, cache.limit_bytes))
 
     def tokenizer(self) -> Vocabulary:
@@ -132,7 +123,7 @@ class DataFolder:
         stated = ((VALID_SOURCE_FILE, info.source_sha256), (VALID_TARGET_FILE, info.target_sha256))
         try:
             source, target = (
-                read_verified(folder / name, index_states(sha256, VALID_BYTES)).decode("utf-8").split("\n")[:-1]
+                read_verified(folder / name, index_states(sha256)).decode("utf-8").split("\n")[:-1]
                 for name, sha256 in stated
             )
         except UnicodeDecodeError as error:
@@ -147,8 +138,8 @@ class DataFolder:
         Raises:
             UserError: a file is not what the index states; the error names the first one.
         """
-        for name, sha256, _ in _small_files(self.index):
-            check_file(self.path / name, sha256=sha256)
+        for name, sha256 in _small_files(self.index):
+            index_states(sha256).check(self.path / name)
         for shard in range(len(self.valid.info.shards)):
             self.valid.read(shard)
         for shard in range(len(self.train.info.shards)):
@@ -157,7 +148,7 @@ class DataFolder:
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """List every file that the index describes, with its SHA-256."""
-        for name, sha256, _ in _small_files(self.index):
+        for name, sha256 in _small_files(self.index):
             yield self.path / name, sha256
         for shard in self.train.info.shards:
             yield self.train.folder / shard.file, shard.sha256
@@ -167,55 +158,23 @@ class DataFolder:
         self.valid.close()
 
 
-def _small_files(index: DataIndex) -> Iterator[tuple[str, str, int]]:
-    """List names, SHA-256 and maximum bytes of all files but the training shards."""
-    yield TOKENIZER_FILE, index.tokenizer_sha256, TOKENIZER_BYTES
-    yield index.train.lengths_file, index.train.lengths_sha256, most_lengths_bytes(index.train)
-    yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256, VALID_BYTES
-    yield f"{VALID_FOLDER}/{VALID_TARGET_FILE}", index.valid_text.target_sha256, VALID_BYTES
-    yield f"{VALID_FOLDER}/{index.valid.lengths_file}", index.valid.lengths_sha256, most_lengths_bytes(index.valid)
+def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
+    """List names and SHA-256 of all files but the training shards."""
+    yield TOKENIZER_FILE, index.tokenizer_sha256
+    yield index.train.lengths_file, index.train.lengths_sha256
+    yield f"{VALID_FOLDER}/{VALID_SOURCE_FILE}", index.valid_text.source_sha256
+    yield f"{VALID_FOLDER}/{VALID_TARGET_FILE}", index.valid_text.target_sha256
+    yield f"{VALID_FOLDER}/{index.valid.lengths_file}", index.valid.lengths_sha256
     for shard in index.valid.shards:
-        yield f"{VALID_FOLDER}/{shard.file}", shard.sha256, shard.bytes
+        yield f"{VALID_FOLDER}/{shard.file}", shard.sha256
 
 
-def _check_small_files(path: Path, index: DataIndex) -> None:
-    valid = path / VALID_FOLDER
-    if valid.is_symlink():
-        raise UserError(f"{valid} is a link, which may lead outside the folder: {REMEDY}")
-    names = [index.valid.lengths_file, VALID_SOURCE_FILE, VALID_TARGET_FILE]
-    for file in (*names, *(shard.file for shard in index.valid.shards)):
-        _check_inside(valid, file)
-    _check_inside(path, index.train.lengths_file)
-    for shard in index.valid.shards:
-        if (size := (valid / shard.file).stat().st_size) != shard.bytes:
-            raise UserError(f"{valid / shard.file} has {size:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
-    check_file(_check_inside(path, TOKENIZER_FILE), sha256=index.tokenizer_sha256)
-    sizes = load_vocabulary(path / TOKENIZER_FILE).sizes
-    for name, stated, size in zip(("", "target_"), index.vocab_sizes, sizes, strict=True):
-        if stated != size:
-            raise UserError(
-                f"the index of {path} states a {name}vocab_size of {stated:,}, but {TOKENIZER_FILE} has {size:,} "
-                f"entries: {REMEDY}"
-            )
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a name in the folder; refuse names that lead outside it."""
-    if name in ("", ".", "..") or Path(name).name != name:
-        raise UserError(f'"{name}" in the index of {folder} is not a plain file name: {REMEDY}')
-    return folder / name
-
-
-def _check_inside(folder: Path, name: str) -> Path:
-    """Require a regular file of the folder, or a link to one, because in a cache of the hub all files are links."""
-    path = _inside(folder, name)
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise UserError(f"{path} is missing or unreadable ({error.strerror}): {REMEDY}") from None
-    if not stat.S_ISREG(mode):
-        raise UserError(f"{path} is not a regular file, but a folder, a pipe or a device, or a link to one: {REMEDY}")
-    return path
+def _require_plain_names(index: DataIndex) -> None:
+    """Refuse an index from the network whose names lead out of the cache."""
+    for split in (index.train, index.valid):
+        for name in (split.lengths_file, *(shard.file for shard in split.shards)):
+            if Path(name).name != name:
+                raise UserError(f'"{name}" in {INDEX_FILE} is not a plain file name: {REMEDY}')
 
 
 def read_index(folder: Path) -> DataIndex:

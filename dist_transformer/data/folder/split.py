@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES
-from dist_transformer.base.verified import Content, Sealed, Stated, hold_verified
+from dist_transformer.base.verified import Sealed, hold_verified
 from dist_transformer.data.folder.format import (
     INDEX_FILE,
     REMEDY,
     Columns,
     SplitInfo,
     copy_rows,
+    index_states,
     read_shard,
 )
 from dist_transformer.data.folder.storage import LocalFiles, ShardFiles
@@ -69,7 +69,6 @@ class Split:
     Shards are read and verified on demand; a plan holds those of its window.
 
     Args:
-        vocab_sizes: every id of a side must be below its size; a second size of 0 is the first one, too.
         lengths: content of the file of lengths, if another process of this node has read and verified it.
     """
 
@@ -79,18 +78,20 @@ class Split:
         info: SplitInfo,
         files: ShardFiles | None = None,
         *,
-        vocab_sizes: tuple[int, int] | None = None,
         lengths: Sealed | None = None,
     ) -> None:
         self.folder = folder
         self.info = info
         self.files = files or LocalFiles(folder)
-        self.vocab_sizes = vocab_sizes
         self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
         """Shape: (shards + 1). First pair id of each shard."""
-        self.sealed_lengths = lengths or _hold_lengths(folder / info.lengths_file, info)
-        self.lengths = _as_array(self.sealed_lengths.content, folder / info.lengths_file, info)
+        file = folder / info.lengths_file
+        self.sealed_lengths = lengths or hold_verified(file, index_states(info.lengths_sha256))
+        self.lengths = _as_array(self.sealed_lengths)
         """Shape: (pairs, 2). Tokens per side, with one special token. In sealed memory."""
+        if len(self.lengths) != info.rows or (self.lengths.max(axis=0, initial=0) > self.longest).any():
+            # The lengths have their hash, so a number of the index is damaged.
+            raise UserError(f"{file} does not hold the pairs that {INDEX_FILE} states: {REMEDY}")
         self.kept_bytes = 0
         """Bytes of past windows that `forget_past` leaves in memory for the next epoch: the newest shards."""
         self.kept_shards = 0
@@ -169,7 +170,7 @@ class Split:
             if shard in self._held:
                 continue
             try:
-                columns, content = self._read(shard)
+                columns, content = self.read(shard)
             except UserError as error:
                 problems[shard] = str(error)
             except OSError as error:
@@ -193,7 +194,7 @@ class Split:
     def put(self, shard: int, content: Sealed) -> None:
         """Keep a shard that another process of this node has read and verified."""
         path = self.folder / self.info.shards[shard].file
-        self._held[shard] = _Loaded(read_shard(path, content.content, checked=True))
+        self._held[shard] = _Loaded(read_shard(path, content.content))
 
     def fetch_ahead(self, shards: Iterable[int]) -> None:
         self.files.fetch_ahead(self.info.shards[shard] for shard in shards)
@@ -207,74 +208,31 @@ class Split:
         self._held.clear()
         self._used.clear()
 
-    def read(self, shard: int) -> Columns:
-        """Read and verify source and target ids of a shard.
+    def read(self, shard: int) -> tuple[Columns, Sealed]:
+        """Read and verify source and target ids of a shard; also return its content.
 
         Raises:
-            UserError: it cannot be read, or is not what index and lengths state.
+            UserError: it cannot be read, or does not have the hash that the index states.
         """
-        return self._read(shard)[0]
-
-    def _read(self, shard: int) -> tuple[Columns, Sealed]:
         info = self.info.shards[shard]
         content = self.files.read(info)
-        columns = read_shard(self.folder / info.file, content.content)
-        stated = self.lengths[self.shard_starts[shard] : self.shard_starts[shard + 1]]
-        tokens, longest = (info.source_tokens, info.target_tokens), self.longest
-        for side, column in enumerate(columns):
-            lengths = column.lengths + 1
-            if not np.array_equal(lengths, stated[:, side]):
-                raise UserError(
-                    f"{self.folder / info.file} does not hold the pairs that {self.info.lengths_file} states: {REMEDY}"
-                )
-            if lengths.sum() != tokens[side] or lengths.max(initial=0) > longest[side]:
-                raise UserError(
-                    f"{self.folder / info.file} does not hold the tokens that the index states, or longer sentences: "
-                    f"{REMEDY}"
-                )
-            entries = self.vocab_sizes and (self.vocab_sizes[side] or self.vocab_sizes[0])
-            if entries is not None and column.values.max(initial=0) >= entries:
-                raise UserError(
-                    f"{self.folder / info.file} holds id {column.values.max()}, but the vocabulary of the index has "
-                    f"{entries}: {REMEDY}"
-                )
-        return columns, content
+        return read_shard(self.folder / info.file, content.content), content
 
     def _shard(self, shard: int) -> _Loaded:
         if shard in self._held:
             return self._held[shard]
         if shard not in self._used:
-            self._used[shard] = _Loaded(self.read(shard))
+            self._used[shard] = _Loaded(self.read(shard)[0])
             if len(self._used) > _KEPT_SHARDS:
                 self._used.popitem(last=False)
         self._used.move_to_end(shard)
         return self._used[shard]
 
 
-def index_states(sha256: str, most_bytes: int = LISTING_BYTES) -> Stated:
-    return Stated(sha256, INDEX_FILE, REMEDY, most_bytes)
-
-
-def most_lengths_bytes(info: SplitInfo) -> int:
-    """Return the maximum bytes of the file of lengths of a split."""
-    return _LARGEST_HEADER + 2 * info.rows * np.dtype(np.uint32).itemsize
-
-
-def _hold_lengths(path: Path, info: SplitInfo) -> Sealed:
-    return hold_verified(path, index_states(info.lengths_sha256, most_lengths_bytes(info)))
-
-
-def _as_array(content: Content, path: Path, info: SplitInfo) -> np.ndarray:
-    header = io.BytesIO(content[:_LARGEST_HEADER])
-    try:
-        version = np.lib.format.read_magic(header)
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
-    except Exception as error:  # numpy passes its header to Python's own parser, which raises errors of many types
-        raise UserError(f"{path} cannot be read ({error}): {REMEDY}") from None
-    if version != (1, 0) or shape != (info.rows, 2) or dtype not in (np.uint16, np.uint32) or is_fortran:
-        raise UserError(f"{path} holds {dtype} of shape {shape}, but ({info.rows}, 2) was stated: {REMEDY}")
-    if len(content) != header.tell() + 2 * info.rows * dtype.itemsize:
-        raise UserError(f"{path} has {len(content):,} bytes, which is not the size for {info.rows:,} pairs: {REMEDY}")
-    lengths = np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
+def _as_array(sealed: Sealed) -> np.ndarray:
+    header = io.BytesIO(sealed.content[:_LARGEST_HEADER])
+    np.lib.format.read_magic(header)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+    lengths = np.frombuffer(sealed.content, dtype, offset=header.tell()).reshape(shape)
     lengths.flags.writeable = False
     return lengths

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Protocol
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import remove, remove_unfinished, sha256_of, whole_path
+from dist_transformer.base.files import remove, remove_unfinished, whole_path
 from dist_transformer.base.locks import exclusive
-from dist_transformer.base.verified import Sealed, read_sealed
-from dist_transformer.data.folder.format import REMEDY, ShardInfo
+from dist_transformer.base.verified import Sealed, hold_verified
+from dist_transformer.data.folder.format import ShardInfo, index_states
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 0.5
 _BLOCK_BYTES = 2**22
+# Bytes of the largest file besides shards. The lengths of two billion pairs fit.
+_MOST_BYTES = 2**34
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,7 @@ class LocalFiles:
         self.folder = folder
 
     def read(self, shard: ShardInfo) -> Sealed:
-        return _read_verified(self.folder / shard.file, shard)
+        return hold_verified(self.folder / shard.file, index_states(shard.sha256))
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
         """Do nothing, because the shards are local."""
@@ -72,10 +74,10 @@ class CachedFiles:
         path = self.cache / shard.file
         with exclusive(self.cache / f"{shard.file}.lock"):
             try:
-                content = _read_verified(path, shard)
+                content = hold_verified(path, index_states(shard.sha256))
             except UserError:
                 self._fetch(shard)
-                content = _read_verified(path, shard)
+                content = hold_verified(path, index_states(shard.sha256))
             # `_make_room` removes the least recently used shard first.
             os.utime(path)
             return content
@@ -118,7 +120,7 @@ class CachedFiles:
                     remove(file)
 
 
-def fetch(url: str, path: Path, *, most: int, sha256: str | None = None) -> None:
+def fetch(url: str, path: Path, *, most: int = _MOST_BYTES, sha256: str | None = None) -> None:
     """Copy a remote file to `path`, whole or not at all. Retry with growing pauses, as busy servers need.
 
     Args:
@@ -170,38 +172,3 @@ def _copy(url: str, path: Path, *, most: int, sha256: str | None) -> None:
                 block = remote.read(_BLOCK_BYTES)
             if sha256 is not None and digest.hexdigest() != sha256:
                 raise OSError(f"its {copied:,} bytes do not have the SHA-256 that the index states")
-
-
-def check_file(path: Path, *, sha256: str) -> None:
-    """Check a file's SHA-256.
-
-    Raises:
-        UserError: the content differs from the index, or cannot be read.
-    """
-    try:
-        if sha256_of(path) != sha256:
-            raise _damaged(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
-
-
-def _read_verified(path: Path, shard: ShardInfo) -> Sealed:
-    """Read a shard and verify its size and SHA-256.
-
-    Raises:
-        UserError: size or content differs from the index, or the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            if (found := os.fstat(file.fileno()).st_size) != shard.bytes:
-                raise UserError(f"{path} has {found:,} bytes, but the index states {shard.bytes:,}: {REMEDY}")
-            copied = read_sealed(file, shard.bytes)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
-    if hashlib.sha256(copied.content).hexdigest() != shard.sha256:
-        raise _damaged(path)
-    return copied
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged or from another folder (its SHA-256 differs from the index): {REMEDY}")

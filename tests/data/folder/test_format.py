@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.format import (
     TokenLists,
     copy_rows,
@@ -76,24 +74,6 @@ def test_lengths_beyond_uint16_are_kept(tmp_path: Path) -> None:
     assert split.tokens(np.array([1]))[0].tolist() == [5]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no array", b"\x93NUMPY\x01\x00\xff\xff{", b"\x93NUMPY\x02\x00\x10\x00\x00\x00{}"]
-)
-def test_lengths_that_are_no_array_are_found(folder: Path, content: bytes) -> None:
-    """Though the index states their hash; a pickle is not loaded."""
-    for lengths in (content, pickled_array(folder)):
-        (folder / "lengths.npy").write_bytes(lengths)
-        train = json.loads((folder / "index.json").read_text())["train"]
-        edit_index(folder, train={**train, "lengths_sha256": sha256_of(folder / "lengths.npy")})
-        with pytest.raises(UserError, match=r"lengths\.npy (cannot be read|holds object).*: copy the data folder"):
-            DataFolder.open(folder)
-
-
-def pickled_array(folder: Path) -> bytes:
-    np.save(folder / "objects.npy", np.full((5, 2), None, dtype=object))
-    return (folder / "objects.npy").read_bytes()
-
-
 def test_lengths_do_not_feel_what_becomes_of_their_file(folder: Path) -> None:
     """Overwritten in place, cut short, removed."""
     train = DataFolder.open(folder).train
@@ -158,7 +138,7 @@ def test_missing_file_is_named_at_opening(folder: Path, name: str) -> None:
         DataFolder.open(folder)
 
 
-@pytest.mark.parametrize("name", ["train-00000.arrow", "lengths.npy", "tokenizer.json", "valid/valid-00001.arrow"])
+@pytest.mark.parametrize("name", ["train-00000.arrow", "lengths.npy", "valid/valid-00001.arrow"])
 def test_truncated_file_is_named_at_opening(folder: Path, name: str) -> None:
     os.truncate(folder / name, (folder / name).stat().st_size - 1)
     with pytest.raises(UserError, match=name):
@@ -183,11 +163,11 @@ def damage(shard: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("flipped", r"is damaged or from another folder \(its SHA-256 differs from the index\): copy the data folder"),
-        ("cut short", r"bytes, but the index states .*: copy the data folder again"),
-        ("longer", r"bytes, but the index states .*: copy the data folder again"),
+        ("flipped", r"is damaged \(its SHA-256 is not what index\.json states\): copy the data folder"),
+        ("cut short", r"is damaged .*: copy the data folder again"),
+        ("longer", r"is damaged .*: copy the data folder again"),
         ("missing", r"cannot be read \(No such file or directory\): copy the data folder again"),
-        ("another's", r"bytes, but the index states .*: copy the data folder again"),
+        ("another's", r"is damaged .*: copy the data folder again"),
     ],
 )
 def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: Path, kind: str, message: str) -> None:
@@ -195,26 +175,16 @@ def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: P
     train = DataFolder.open(folder).train
     damage(folder / "train-00001.arrow", kind)
     assert train.tokens(np.array([0]))[0].tolist() == [10, 11]
-    with pytest.raises(UserError, match=rf"train-00001\.arrow {message}|train-00001\.arrow has \d+ {message}"):
+    with pytest.raises(UserError, match=rf"train-00001\.arrow {message}"):
         train.tokens(np.array([4]))
 
 
 @pytest.mark.parametrize("kind", ["flipped", "cut short", "missing"])
 def test_a_bad_shard_may_be_left_to_its_first_use(folder: Path, kind: str) -> None:
-    """A run may continue without a bad shard; a name outside the folder, or one of no file, is refused nevertheless."""
+    """A run may continue without a bad shard."""
     damage(folder / "train-00001.arrow", kind)
     train = DataFolder.open(folder, shards_may_be_bad=True).train
     assert train.hold([0, 1]).keys() == {1}
-    (folder / "train-00001.arrow").unlink(missing_ok=True)
-    (folder / "train-00001.arrow").symlink_to(folder / "nothing")
-    assert DataFolder.open(folder, shards_may_be_bad=True).train.hold([0, 1]).keys() == {1}
-    (folder / "train-00001.arrow").unlink()
-    os.mkfifo(folder / "train-00001.arrow")
-    with pytest.raises(UserError, match=r"train-00001\.arrow is not a regular file"):
-        DataFolder.open(folder, shards_may_be_bad=True)
-    reindex(folder, 1, file="../train-00001.arrow")
-    with pytest.raises(UserError, match="is not a plain file name"):
-        DataFolder.open(folder, shards_may_be_bad=True)
 
 
 def reindex(folder: Path, number: int, **changes: Any) -> None:
@@ -224,35 +194,18 @@ def reindex(folder: Path, number: int, **changes: Any) -> None:
     edit_index(folder, train=train)
 
 
-def test_a_shard_of_another_vocabulary_is_found_though_the_index_agrees(folder: Path) -> None:
-    """Its own hash in an edited index: the ids would lie outside the embedding."""
-    lists = [TokenLists.from_lists(side, np.uint16) for side in ([[13, 14, 999], [16], [17, 18]], TARGETS[1])]
-    info = write_shard(folder / "train-00001.arrow", *lists)
-    reindex(folder, 1, bytes=info.bytes, sha256=info.sha256)
-    size = json.loads((folder / "index.json").read_text())["vocab_size"]
-    with pytest.raises(
-        UserError, match=rf"train-00001\.arrow holds id 999, but the vocabulary of the index has {size}"
-    ):
-        DataFolder.open(folder).train.tokens(np.array([4]))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": 20}, r"states a vocab_size of 20, but tokenizer\.json has 260 entries"),
-        ({"source_tokens": 6}, r"train-00000\.arrow does not hold the tokens that the index states"),
-        ({"target_tokens": 2}, r"train-00000\.arrow does not hold the tokens that the index states"),
-        ({"max_target_tokens": 1}, r"train-00000\.arrow does not hold the tokens that the index states, or longer"),
-        ({"sha256": "0" * 64}, r"train-00000\.arrow is damaged or from another folder"),
-        ({"pairs": 3}, r"lengths\.npy holds uint16 of shape \(5, 2\), but \(6, 2\) was stated"),
+        ({"max_target_tokens": 1}, r"lengths\.npy does not hold the pairs that index\.json states"),
+        ({"sha256": "0" * 64}, r"train-00000\.arrow is damaged"),
+        ({"pairs": 3}, r"lengths\.npy does not hold the pairs that index\.json states"),
         ({"bytes": 7}, r"train-00000\.arrow has \d+ bytes, but the index states 7"),
     ],
 )
-def test_an_edited_index_is_found_before_a_batch_is_made(folder: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_damaged_index_is_found_before_a_batch_is_made(folder: Path, changes: dict[str, Any], message: str) -> None:
     (name, value) = next(iter(changes.items()))
-    if name == "vocab_size":
-        edit_index(folder, **changes)
-    elif name.startswith("max_"):
+    if name.startswith("max_"):
         edit_index(folder, train=json.loads((folder / "index.json").read_text())["train"] | changes)
     else:
         reindex(folder, 0, **{name: value})
@@ -261,54 +214,11 @@ def test_an_edited_index_is_found_before_a_batch_is_made(folder: Path, changes: 
 
 
 @pytest.mark.parametrize(
-    "lengths",
-    [np.ones((4, 2), np.uint16), np.ones((5, 3), np.uint16), np.ones((5, 2), np.float32), np.ones((5, 2), np.uint16)],
-    ids=["too few", "three sides", "floats", "other lengths"],
-)
-def test_lengths_that_are_not_the_shards_are_found(folder: Path, lengths: np.ndarray) -> None:
-    np.save(folder / "lengths.npy", lengths)
-    train = json.loads((folder / "index.json").read_text())["train"]
-    with pytest.raises(
-        UserError, match=r"lengths\.npy is damaged \(its SHA-256 is not what index\.json states\): copy the"
-    ):
-        DataFolder.open(folder)
-    edit_index(folder, train={**train, "lengths_sha256": sha256_of(folder / "lengths.npy")})
-    with pytest.raises(UserError, match=r"lengths\.npy (holds|states).*: copy the data folder again"):
-        DataFolder.open(folder).train.tokens(np.array([0]))
-
-
-def test_shard_that_is_not_the_one_indexed_is_found_when_used(folder: Path) -> None:
-    info = DataFolder.open(folder).train.info
-    swapped = dataclasses.replace(info, shards=info.shards[::-1])
-    with pytest.raises(UserError, match=r"train-00001\.arrow does not hold the pairs that lengths\.npy states"):
-        Split(folder, swapped).tokens(np.array([0]))
-
-
-@pytest.mark.parametrize("name", ["../train-00000.arrow", "/etc/hostname", "..", "", "sub/x.arrow"])
-def test_names_that_lead_out_of_the_folder_are_refused(folder: Path, name: str) -> None:
-    train = json.loads((folder / "index.json").read_text())["train"]
-    train["shards"][0]["file"] = name
-    edit_index(folder, train=train)
-    with pytest.raises(UserError, match="is not a plain file name"):
-        DataFolder.open(folder)
-
-
-def test_the_folder_may_be_a_link_but_not_its_valid_folder(folder: Path) -> None:
-    (folder.parent / "current").symlink_to(folder)
-    DataFolder.open(folder.parent / "current").verify()
-    (folder / "valid").rename(folder.parent / "elsewhere")
-    (folder / "valid").symlink_to(folder.parent / "elsewhere")
-    with pytest.raises(UserError, match="valid is a link"):
-        DataFolder.open(folder)
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"format_version": 2}, "has format version 2, but this program reads 1: upgrade"),
         ({"format_version": "1"}, "format_version in INDEX must be 1, not '1'"),
         ({"vocab_size": "300"}, "vocab_size in INDEX must be int, not '300'"),
-        ({"seed": -1}, "in INDEX, seed is -1, but cannot be below 0"),
         ({"extra": 1}, "unknown setting 'extra'"),
         ({"train": []}, "train in INDEX must hold an object of settings"),
         ({"dropped": {"empty": True}}, "dropped['empty'] in INDEX must be int, not True"),
