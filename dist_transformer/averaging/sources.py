@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import is_pickle
+from dist_transformer.base.files import LISTING_BYTES, is_pickle
 from dist_transformer.base.tensor_file import open_tensors
-from dist_transformer.config.plain import from_plain
+from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
 from dist_transformer.run.checkpoint import reader
@@ -45,8 +45,8 @@ class WeightSource:
     path: Path
     info: ModelInfo
     tokenizer_file: Path
-    files: Mapping[str, Any]
-    """Opened file of each tensor, by the tensor's name."""
+    files: Mapping[str, Path]
+    """File of each tensor, by the tensor's name."""
     prefix: str = ""
     """Prefix of parameter names in the files, which selects one of several sets of weights."""
 
@@ -54,7 +54,9 @@ class WeightSource:
         """Read the numbers of each piece."""
         for piece in pieces:
             name = self.prefix + piece.name
-            yield self.files[name].get_slice(name)[piece.first : piece.end]
+            # Opened for each piece: the pages of a mapped file count as memory of the process until it is closed.
+            with open_tensors(self.files[name]) as stored:
+                yield stored.get_slice(name)[piece.first : piece.end]
 
 
 def open_weights(path: Path) -> WeightSource:
@@ -71,18 +73,17 @@ def open_weights(path: Path) -> WeightSource:
             )
         reader.stated_weights(path).check(path)
         info = _model_info(weight_file_metadata(path), path)
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _opened(path))
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _files_of(path))
     if (path / STATE_FILE).exists():
         if problem := reader.checkpoint_problem(path):
             raise UserError(f"{problem}: choose another checkpoint")
-        checkpoint = reader.CheckpointReader(path)
-        info = _model_info(checkpoint.state, path)
-        tokenizer = path.absolute().parents[1] / TOKENIZER_FILE
-        return WeightSource(path, info, tokenizer, checkpoint.files, _CHECKPOINT_PREFIX)
+        info = _model_info(read_json(path / STATE_FILE, most=LISTING_BYTES), path)
+        files = _files_of(*path.glob("part-*.safetensors"))
+        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():
         info = read_model_info(path)
         stated_weights(path).check(path / WEIGHTS_FILE)
-        return WeightSource(path, info, path / TOKENIZER_FILE, _opened(path / WEIGHTS_FILE))
+        return WeightSource(path, info, path / TOKENIZER_FILE, _files_of(path / WEIGHTS_FILE))
     raise UserError(f"{path} is not a weight file, a checkpoint or a model folder: check the path")
 
 
@@ -163,6 +164,9 @@ def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
     return from_plain(ModelInfo, {**values, **newer}, str(path))
 
 
-def _opened(path: Path) -> dict[str, Any]:
-    opened = open_tensors(path)
-    return dict.fromkeys(opened.keys(), opened)
+def _files_of(*paths: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in paths:
+        with open_tensors(path) as stored:
+            files |= dict.fromkeys(stored.keys(), path)
+    return files

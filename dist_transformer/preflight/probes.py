@@ -18,9 +18,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url, without_secrets
-from dist_transformer.data.folder.format import INDEX_FILE
+from dist_transformer.data.folder.format import INDEX_FILE, index_states
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.folder.storage import check_file
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 from dist_transformer.preflight.nccl import network_of_nccl
 from dist_transformer.preflight.rendezvous import Watch
@@ -202,7 +201,7 @@ def _share(own: Facts, facts: Sequence[Facts], number: int, data: list[DataFacts
 
 def _verify(data: DataFacts, path: Path, sha256: str) -> DataFacts:
     try:
-        check_file(path, sha256=sha256)
+        index_states(sha256).check(path)
     except UserError as error:
         return replace(data, problem=data.problem or str(error))
     return replace(data, verified_files=data.verified_files + 1)

@@ -60,16 +60,17 @@ class DataFolder:
             return cls._open_url(str(place).rstrip("/"), cache)
         path = Path(place)
         index = read_index(path)
-        train = () if shards_may_be_bad else index.train.shards
-        sizes = {path / shard.file: shard.bytes for shard in train}
+        sizes: dict[Path, int | None] = {path / name: None for name, _ in _small_files(index)}
         sizes |= {path / VALID_FOLDER / shard.file: shard.bytes for shard in index.valid.shards}
-        for file in [*(path / name for name, _ in _small_files(index)), *sizes]:
+        if not shards_may_be_bad:
+            sizes |= {path / shard.file: shard.bytes for shard in index.train.shards}
+        for file, size in sizes.items():
             try:
-                size = file.stat().st_size
+                found = file.stat().st_size
             except OSError as error:
                 raise UserError(f"{file} is missing or unreadable ({error.strerror}): {REMEDY}") from None
-            if size != sizes.get(file, size):
-                raise UserError(f"{file} has {size:,} bytes, but the index states {sizes[file]:,}: {REMEDY}")
+            if size not in (None, found):
+                raise UserError(f"{file} has {found:,} bytes, but the index states {size:,}: {REMEDY}")
         return cls(path, index)
 
     @classmethod

@@ -87,9 +87,12 @@ class Split:
         """Shape: (shards + 1). First pair id of each shard."""
         file = folder / info.lengths_file
         self.sealed_lengths = lengths or hold_verified(file, index_states(info.lengths_sha256))
-        self.lengths = _as_array(self.sealed_lengths)
+        header = io.BytesIO(self.sealed_lengths.content[:_LARGEST_HEADER])
+        np.lib.format.read_magic(header)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+        self.lengths = np.frombuffer(self.sealed_lengths.content, dtype, offset=header.tell()).reshape(shape)
         """Shape: (pairs, 2). Tokens per side, with one special token. In sealed memory."""
-        if len(self.lengths) != info.rows or (self.lengths.max(axis=0, initial=0) > self.longest).any():
+        if len(self.lengths) != self.shard_starts[-1] or (self.lengths.max(axis=0, initial=0) > self.longest).any():
             # The lengths have their hash, so a number of the index is damaged.
             raise UserError(f"{file} does not hold the pairs that {INDEX_FILE} states: {REMEDY}")
         self.kept_bytes = 0
@@ -227,12 +230,3 @@ class Split:
                 self._used.popitem(last=False)
         self._used.move_to_end(shard)
         return self._used[shard]
-
-
-def _as_array(sealed: Sealed) -> np.ndarray:
-    header = io.BytesIO(sealed.content[:_LARGEST_HEADER])
-    np.lib.format.read_magic(header)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-    lengths = np.frombuffer(sealed.content, dtype, offset=header.tell()).reshape(shape)
-    lengths.flags.writeable = False
-    return lengths

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, read_small, sha256_of
+from dist_transformer.base.files import LISTING_BYTES, sha256_of
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.base.verified import Stated
 from dist_transformer.config.plain import read_json
@@ -103,11 +103,10 @@ def weight_hashes(folder: Path) -> dict[str, str]:
     """
     file = folder / WEIGHT_HASHES
     try:
-        lines = read_small(file, most=LISTING_BYTES).decode(errors="replace").splitlines() if file.is_file() else []
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): restore it") from None
-    matches = (_HASH_LINE.fullmatch(line) for line in lines)
-    return {match[2]: match[1] for match in matches if match}
+    return {match[2]: match[1] for line in lines if (match := _HASH_LINE.fullmatch(line))}
 
 
 def stated_weights(file: Path) -> Stated:
@@ -139,11 +138,10 @@ class CheckpointReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.state = read_json(path / STATE_FILE, most=LISTING_BYTES)
-        self.files: dict[str, Any] = {}
-        """The opened part of each tensor, by the tensor's name."""
+        self._files: dict[str, Any] = {}
         for part in sorted(path.glob("part-*.safetensors")):
             opened = open_tensors(part)
-            self.files.update(dict.fromkeys(opened.keys(), opened))
+            self._files.update(dict.fromkeys(opened.keys(), opened))
 
     def settings(self) -> dict[str, Any] | None:
         """Return the run's settings when it was written, as config.json holds them; None if an old version wrote it."""
@@ -154,13 +152,13 @@ class CheckpointReader:
 
     def tensor(self, part: str, name: str) -> torch.Tensor:
         """Return the weight, a moment or the average of a parameter."""
-        return self.files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
+        return self._files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
 
     def parameter(self, name: str) -> ParameterState:
-        kept = (*MOMENTS, EMA) if f"{EMA}/{name}" in self.files else MOMENTS
+        kept = (*MOMENTS, EMA) if f"{EMA}/{name}" in self._files else MOMENTS
         return ParameterState(
             name=name, weight=self.weight(name), moments={key: self.tensor(key, name) for key in kept}
         )
 
     def parameter_names(self) -> list[str]:
-        return [key.removeprefix("weight/") for key in self.files if key.startswith("weight/")]
+        return [key.removeprefix("weight/") for key in self._files if key.startswith("weight/")]
