@@ -14,7 +14,7 @@ import sys
 import threading
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -45,7 +45,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] | None = None) -> Iterator[Path]:
+def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield the name of a new file in the same folder; it becomes `path`, durably, at the end of the block.
 
     At any moment `path` has its whole old content or its whole new content, even after a power failure. If the block
@@ -54,7 +54,6 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
 
     Args:
         durable: False if the file is useless after a crash: it is written whole, but not flushed.
-        fence: called right before the new file takes the name; if it raises, the old content stays.
     """
     if _is_stream(path):
         yield path
@@ -71,8 +70,6 @@ def whole_path(path: Path, *, durable: bool = True, fence: Callable[[], object] 
             beside.chmod(rights)
         if durable:
             sync(beside)
-        if fence is not None:
-            fence()
         beside.replace(path)
         if durable:
             sync(path.absolute().parent)
@@ -94,11 +91,9 @@ def _is_stream(path: Path) -> bool:
     return named and path.exists() and not path.is_file() and not path.is_dir()
 
 
-def write_file(
-    path: Path, content: bytes | str, *, durable: bool = True, fence: Callable[[], object] | None = None
-) -> None:
+def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Write a file as `whole_path` does. Text is encoded in UTF-8, with unchanged line ends."""
-    with whole_path(path, durable=durable, fence=fence) as beside, beside.open("wb") as file:
+    with whole_path(path, durable=durable) as beside, beside.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -146,19 +141,20 @@ def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
     Args:
         as_far_as_possible: leave files that cannot be removed, without an error.
     """
-    if path.is_symlink() or not path.is_dir():
-        remove(path)
-        return
-    shutil.rmtree(path, ignore_errors=as_far_as_possible)
+    with contextlib.suppress(*([OSError] if as_far_as_possible else [])):
+        if path.is_symlink() or not path.is_dir():
+            remove(path)
+        else:
+            shutil.rmtree(path, ignore_errors=as_far_as_possible)
 
 
 def make_folder(path: Path) -> None:
     """Make a folder and its missing parents, durably."""
     path = path.absolute()
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync(folder.parent)
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            sync(folder.parent)
 
 
 def append_to(path: Path) -> io.BufferedWriter:

@@ -24,26 +24,17 @@ def exclusive(path: Path, *, wait: bool = True) -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def exclusive_folder(path: Path, *, wait: bool = True) -> Iterator[int | None]:
-    """Hold a lock on a folder itself during the block; unlike a lock file, it cannot be removed.
-
-    Yields:
-        the folder's handle, or None if the file system can only lock files, such as NFS.
+def exclusive_folder(path: Path) -> Iterator[None]:
+    """Hold a lock on a folder itself during the block, if the file system can lock more than files; NFS cannot.
 
     Raises:
-        BlockingIOError: another process or thread holds it, and `wait` is False.
         OSError: it is not a folder.
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        locked: int | None = handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            locked = None
-        yield locked
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(handle)
 

@@ -1,27 +1,25 @@
 """The lock of a folder, and its fence: a process that has lost the folder must not write to it any more.
 
-A process may lose its folder while it works: a user removes the lock file or replaces the folder, and a second command
-starts there. Or the process was suspended and wakes up after that. So the holder checks right before each commit that
-the lock file is still its own.
+Where locks are local to a node or missing, a second command may start in a folder while the first one works or is
+suspended. The lock file then holds the token of the second. So the holder checks right before each commit that the
+token is still its own.
 """
 
 import errno
+import fcntl
 import json
 import os
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import IO
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import append_to, make_folder, read_small
-from dist_transformer.base.locks import exclusive, exclusive_folder
+from dist_transformer.base.files import append_to, make_folder
 
 Fence = Callable[[], None]
 """A check that the holder of a folder calls right before each commit.
@@ -35,8 +33,6 @@ LOCK_FILE = "lock"
 PATIENCE_SECONDS = 5.0
 # Errors from file systems without locks, such as Lustre mounted without `flock`.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-# The lock file no longer exists. Other errors do not show who holds the folder.
-_GONE = (FileNotFoundError, NotADirectoryError)
 
 
 def unfenced() -> None:
@@ -61,9 +57,8 @@ def sole_writer(
 ) -> Iterator[Fence]:
     """Lock a folder, so that no other process writes to it.
 
-    The kernel holds the locks: they end with their process, however it ends, and leave nothing to remove. They work
-    between nodes on file systems with shared locks: NFS, GPFS, Lustre mounted with `flock`. Besides the lock file, the
-    folder itself is locked if the file system allows it, so that removing the file does not admit another process.
+    The kernel holds the lock: it ends with its process, however that ends, and leaves nothing to remove. It works
+    between nodes on file systems with shared locks: NFS, GPFS, Lustre mounted with `flock`.
 
     Args:
         folder: made if it does not exist; the file `lock` in it is the lock file.
@@ -77,65 +72,44 @@ def sole_writer(
         UserError: another process holds the folder; the error gives host, process and time.
     """
     make_folder(folder)
-    path, deadline = folder / LOCK_FILE, time.monotonic() + patience
-    with ExitStack() as stack:
-        file: IO[bytes] | None = None
-        while file is None:
+    path, deadline, token = folder / LOCK_FILE, time.monotonic() + patience, uuid.uuid4().hex
+    with append_to(path) as file:
+        while True:
             try:
-                file = _acquire(folder, path, stack)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(words.in_use(_holder(path))) from None
+                time.sleep(0.1)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
                 note(f"{path} cannot be locked ({error}): {words.unlocked}")
-                file = stack.enter_context(append_to(path))
-            if file is None:
-                if time.monotonic() > deadline:
-                    raise UserError(words.in_use(_holder(path)))
-                time.sleep(0.1)
-        token = uuid.uuid4().hex
+                break
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": token}
         file.truncate(0)
         file.write(json.dumps(holder).encode())
         file.flush()
-        at = os.fstat(file.fileno())
+
+        def fence() -> None:
+            if not _is_held(path, token):
+                raise UserError(words.lost)
+
         try:
-            yield partial(_require_held, path, (at.st_dev, at.st_ino), token, words.lost)
+            yield fence
         finally:
-            if _is_held(path, (at.st_dev, at.st_ino), token):
+            if _is_held(path, token):
                 # No process holds the folder now, and a folder that is passed on should name no host.
                 file.truncate(0)
 
 
-def _acquire(folder: Path, path: Path, stack: ExitStack) -> IO[bytes] | None:
-    """Lock the folder and its lock file; None if another process holds one of them, or has just replaced one."""
-    with ExitStack() as attempt:
-        try:
-            handle = attempt.enter_context(exclusive_folder(folder.resolve(), wait=False))
-            file = attempt.enter_context(exclusive(path, wait=False)).buffer
-        except (BlockingIOError, *_GONE):
-            return None
-        # The folder may be reached through a link.
-        for locked, place in ((handle, folder.resolve()), (file.fileno(), path)):
-            try:
-                if locked is not None and not os.path.samestat(os.fstat(locked), place.lstat()):
-                    return None
-            except _GONE:
-                return None
-        stack.push(attempt.pop_all())
-    return file
-
-
-def _is_held(path: Path, own: tuple[int, int], token: str) -> bool:
+def _is_held(path: Path, token: str) -> bool:
     try:
-        at = path.lstat()
-        return (at.st_dev, at.st_ino) == own and json.loads(read_small(path))["token"] == token
-    except (*_GONE, ValueError, LookupError, TypeError):
+        return json.loads(path.read_bytes())["token"] == token
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError):
+        # Another error of the system does not show who holds the folder.
         return False
-
-
-def _require_held(path: Path, own: tuple[int, int], token: str, lost: str) -> None:
-    if not _is_held(path, own, token):
-        raise UserError(lost)
 
 
 def _now() -> str:
@@ -144,7 +118,7 @@ def _now() -> str:
 
 def _holder(lock: Path) -> str:
     try:
-        holder = json.loads(read_small(lock))
+        holder = json.loads(lock.read_bytes())
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (OSError, ValueError, LookupError, TypeError):
         return "another process"

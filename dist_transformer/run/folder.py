@@ -42,7 +42,6 @@ from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import kept_threads, threads_are_given
-from dist_transformer.runtime.interpreter import MOST_THREADS
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from", "freeze")
@@ -113,7 +112,7 @@ def open_run(
             before, rebuilt = settings_before(run_dir, path)
             described["init_from_sha256"] = before.get("init_from_sha256")
             notes += rebuilt
-            if cores is not None and not threads_are_given() and (recorded := recorded_threads(before, run_dir)):
+            if cores is not None and not threads_are_given() and (recorded := before.get("threads")):
                 described["threads"], kept = kept_threads(recorded, chosen=described["threads"], cores=cores)
                 notes += [kept] if kept else []
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
@@ -139,11 +138,6 @@ def open_run(
 
 def _refuse_other_folder(run_dir: Path) -> None:
     """Refuse a model or data folder: a run would overwrite the model's settings or the data's tokenizer."""
-    try:
-        str(run_dir).encode()
-    except UnicodeEncodeError:
-        # `safetensors` would write files there, but could not read them.
-        raise UserError(f"--run-dir {run_dir} has a name that is not valid UTF-8: choose another") from None
     for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
         if (run_dir / name).exists():
             raise UserError(
@@ -163,13 +157,13 @@ def _begin(
     # Before its temporary folder, which shows that a weight file is of an unfinished first save.
     remove_newer(run_dir, last_step)
     remove_unfinished_saves(run_dir)
-    write_settings(run_dir, described, tokenizer, fence=fence)
+    write_settings(run_dir, described, tokenizer)
     for name in (METRICS_FILE, LEDGER_FILE):
-        truncate_jsonl(run_dir / name, last_step, fence=fence)
+        truncate_jsonl(run_dir / name, last_step)
     if reader is not None:
         pointer = run_dir / CHECKPOINTS / POINTER
         if not pointer.is_file() or read_small(pointer) != f"{reader.path.name}\n".encode():
-            move_pointer(reader.path, fence=fence)
+            move_pointer(reader.path)
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
@@ -236,20 +230,6 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
         if not isinstance(repeated, dict):
             raise
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
-
-
-def recorded_threads(before: dict[str, Any], run_dir: Path) -> int | None:
-    """Return the threads per rank of the run's last start; None on a GPU.
-
-    Raises:
-        UserError: the entry is no number of threads.
-    """
-    found = before.get("threads")
-    if found is None or (type(found) is int and 1 <= found <= MOST_THREADS):
-        return found
-    raise UserError(
-        f"threads in {run_dir / SETTINGS_FILE} is {found!r:.40}: write null or a number from 1 to {MOST_THREADS}"
-    )
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]) -> list[str]:
@@ -391,10 +371,10 @@ def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
     return []
 
 
-def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path, *, fence: Fence = unfenced) -> None:
+def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) -> None:
     make_folder(run_dir)
-    write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n", fence=fence)
-    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer, most=TOKENIZER_BYTES), fence=fence)
+    write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n")
+    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer, most=TOKENIZER_BYTES))
 
 
 def remove_newer(run_dir: Path, step: int) -> None:

@@ -182,9 +182,7 @@ def assemble(
         reporter=reporter,
         preemption=preemption,
         watchdog=watchdog,
-        profile=StepProfile(
-            config.profiled_steps if world.is_main else None, config.run_dir, say=reporter.say, fence=fence
-        ),
+        profile=StepProfile(config.profiled_steps if world.is_main else None, config.run_dir, say=reporter.say),
         held=held,
     )
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from torch.profiler import profile
 
 from dist_transformer.base.files import whole_path
-from dist_transformer.base.sole_writer import Fence
 
 
 class StepProfile:
@@ -15,16 +14,13 @@ class StepProfile:
     Args:
         steps: the first step and the number of steps; None: no step.
         say: called once, with the place of the trace.
-        fence: check of the run folder's lock.
     """
 
-    def __init__(
-        self, steps: tuple[int, int] | None, run_dir: Path, *, say: Callable[[str], None], fence: Fence
-    ) -> None:
+    def __init__(self, steps: tuple[int, int] | None, run_dir: Path, *, say: Callable[[str], None]) -> None:
         self._first, count = steps or (0, 0)
         self._last = self._first + count - 1
         self._file = run_dir / f"trace-{self._first:08d}-{self._last:08d}.json"
-        self._say, self._fence = say, fence
+        self._say = say
         self._profiler: profile | None = None
 
     def begin(self, step: int) -> None:
@@ -38,7 +34,7 @@ class StepProfile:
         if self._profiler is None or step != self._last:
             return
         self._profiler.stop()
-        with whole_path(self._file, durable=False, fence=self._fence) as file:
+        with whole_path(self._file, durable=False) as file:
             self._profiler.export_chrome_trace(str(file))
         self._profiler = None
         self._say(f"step {step}: {self._file} is a trace of rank 0 from step {self._first}: open it in ui.perfetto.dev")

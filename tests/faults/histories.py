@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,8 +22,8 @@ from tests.faults.campaign import Campaign, Case, Found, Lab
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
 LOST = "whose lock file was removed or replaced; another training may use the folder"
-LOCKS = ("folder and file", "file", "none")
-"""Parts of a run folder that a file system can lock."""
+LOCKS = ("file", "none")
+"""What a file system can lock."""
 _AT_ONCE = 10
 
 
@@ -45,10 +44,6 @@ def run(case: Case, lab: Lab) -> Found:
 def file_system(locks: str) -> Iterator[None]:
     """One that locks so much, and flushes at once; nobody waits for a process that is about to end."""
 
-    @contextlib.contextmanager
-    def no_folder_lock(_: Path, *, wait: bool) -> Iterator[None]:
-        yield None
-
     def unknown(*_: Any, **__: Any) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -56,8 +51,6 @@ def file_system(locks: str) -> Iterator[None]:
         enter = patched.enter_context
         enter(mock.patch("dist_transformer.run.folder.sole_training", partial(sole_training, patience=0.0)))
         enter(mock.patch("os.fsync"))
-        if locks != "folder and file":
-            enter(mock.patch("dist_transformer.base.sole_writer.exclusive_folder", no_folder_lock))
         if locks == "none":
             enter(mock.patch("fcntl.flock", unknown))
         yield

@@ -406,11 +406,3 @@ def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConf
     ):
         opened(config, held)
     assert [file.name for file in config.run_dir.iterdir()] == [name]
-
-
-def test_a_name_that_is_no_utf_8_is_refused_at_the_start(config: TrainConfig) -> None:
-    """A run could be saved there, and not resumed."""
-    run_dir = config.run_dir.with_name("r\udcff")
-    with ExitStack() as held, pytest.raises(UserError, match=r"has a name that is not valid UTF-8: choose another$"):
-        opened(config.changed(run_dir=run_dir), held)
-    assert not run_dir.exists()

@@ -1,16 +1,13 @@
 """A training that has lost its folder commits nothing more, whatever happens to its lock and whenever it wakes up."""
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dist_transformer.base import sole_writer
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.run import folder
@@ -28,27 +25,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     return small_config(tmp_path)
 
 
-@pytest.fixture
-def no_folder_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that locks files alone."""
-
-    @contextlib.contextmanager
-    def unknown(_: Path, *, wait: bool) -> Iterator[None]:
-        yield None
-
-    monkeypatch.setattr(sole_writer, "exclusive_folder", unknown)
-
-
 def contents(run_dir: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-
-
-def test_removing_the_lock_lets_nobody_in(config: TrainConfig) -> None:
-    with ExitStack() as held:
-        SmallRun(config, held)
-        (config.run_dir / "lock").unlink()
-        with ExitStack() as other, pytest.raises(UserError, match="is in use by another process"):
-            SmallRun(config, other)
 
 
 @pytest.mark.parametrize("commit", ["save", "train"])
@@ -67,7 +45,6 @@ def test_a_training_whose_lock_was_removed_ends_at_its_next_commit(config: Train
     assert train_and_save(config, 1).resumed_at == 2
 
 
-@pytest.mark.usefixtures("no_folder_locks")
 def test_a_training_that_wakes_up_beside_another_one_leaves_it_alone(config: TrainConfig) -> None:
     with ExitStack() as held, ExitStack() as other:
         asleep = SmallRun(config, held)
@@ -104,8 +81,8 @@ def test_a_training_whose_folder_is_gone_ends(config: TrainConfig, is_back: bool
         assert config.run_dir.exists() == is_back
 
 
-def test_the_fence_stands_right_before_the_rename(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suspended while the pointer is flushed: the one of the other training stays."""
+def test_the_fence_stands_right_before_the_commit(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspended while the manifest is flushed, which is the last file of a checkpoint: no name changes."""
     with ExitStack() as held:
         run = SmallRun(config, held)
         run.train(1)
@@ -115,10 +92,18 @@ def test_the_fence_stands_right_before_the_rename(config: TrainConfig, monkeypat
 
         def suspended(handle: int) -> None:
             fsync(handle)
-            if ".latest." in os.readlink(f"/proc/self/fd/{handle}"):
+            if ".manifest.json." in os.readlink(f"/proc/self/fd/{handle}"):
                 lock_file.unlink()
 
         monkeypatch.setattr(os, "fsync", suspended)
         with pytest.raises(UserError, match=LOST):
             run.save()
     assert (config.run_dir / "checkpoints/latest").read_text() == "step-00000001\n"
+    assert [file.name for file in (config.run_dir / "weights").glob("*.safetensors")] == ["step-00000001.safetensors"]
+
+
+def test_a_folder_in_use_is_refused(config: TrainConfig) -> None:
+    with ExitStack() as held, ExitStack() as other:
+        SmallRun(config, held)
+        with pytest.raises(UserError, match=r"is in use by process \d+ on .* since .*: wait until that run ends"):
+            SmallRun(config, other)

@@ -1,7 +1,6 @@
 """A run folder damaged in one place at a time: which check finds it, and what it says."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
 from dist_transformer.config.plain import to_plain
 from dist_transformer.run import verify
-from dist_transformer.run.ledger import GENESIS, Ledger, chain_link
+from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.verify import verify_run
 from tests.run.sound_run import LEFT_OUT, MODEL, NEWEST, PART, edit_json, failures, flip, seal
 
@@ -173,25 +172,6 @@ def test_an_edited_ledger(run: Path, change: Callable[[list[str]], list[str]], b
     (run / "ledger.jsonl").write_text("".join(change(ledger_lines(run))))
     found = failures(run)
     assert f"is broken at line {broken}: the file was edited or damaged" in found["ledger"]
-    assert "not checked against the ledger" in found["checkpoint step-00000002"]
-
-
-@pytest.mark.parametrize(
-    "left_out",
-    [[{"corpus": 0, "shard": -1, "epoch": 0, "window": 0, "packs": 0}], [{"shard": 1}], [7], 7, "x", {"corpus": 0}],
-)
-def test_a_ledger_whose_chain_holds_over_shards_that_make_no_sense(run: Path, left_out: Any) -> None:
-    """A ledger as an attacker would write it: each hash continues the chain."""
-    chain, lines = GENESIS, []
-    for entry in map(json.loads, ledger_lines(run)):
-        changed = {**entry, "left_out": left_out} if entry["step"] == 3 else entry
-        chain = chain_link(chain, changed)
-        lines.append(json.dumps({**changed, "chain": chain}) + "\n")
-    (run / "ledger.jsonl").write_text("".join(lines))
-    found = failures(run)
-    assert re.search(
-        r"left_out at step \d+ in .* is not what a run writes|cannot be read \((Type|Value)Error", found["ledger"]
-    )
     assert "not checked against the ledger" in found["checkpoint step-00000002"]
 
 

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 
-from dist_transformer.base.sole_writer import unfenced
 from dist_transformer.training.step_profile import StepProfile
 
 
 def traced(steps: tuple[int, int] | None, run_dir: Path, *, first: int) -> list[str]:
     """Work in five steps, each under its name; return what was said."""
     said: list[str] = []
-    profile = StepProfile(steps, run_dir, say=said.append, fence=unfenced)
+    profile = StepProfile(steps, run_dir, say=said.append)
     for step in range(first, 6):
         profile.begin(step)
         with torch.profiler.record_function(f"work of step {step}"):

@@ -164,7 +164,8 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
         _check_names(job, start)
         remove_unfinished(job.parts)
         remove(job.parts / _FAILED)
-        write_file(job.parts / MANIFEST_FILE, manifest, fence=fence)
+        fence()
+        write_file(job.parts / MANIFEST_FILE, manifest)
         start = _with_finished(start)
     if start.finished:
         _report(f"resumes {job.output}: {start.lines_of(start.finished):,} of {source.lines:,} lines are done")
@@ -277,7 +278,8 @@ def _translate_share(
                 start.part(chunk).write((text_of(number, one) for number, one in numbered), fence)
     except UserError:
         with contextlib.suppress(OSError, UserError):
-            write_file(job.parts / _FAILED, "", fence=fence)
+            fence()
+            write_file(job.parts / _FAILED, "")
         raise
 
 
@@ -315,7 +317,8 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
     if read_source(_lines(job), job.chunk_lines) != start.source:
         raise _changed(job)
     with _explained(job):
-        with whole_path(job.parts / _WHOLE, fence=fence) as beside, beside.open("wb") as whole:
+        fence()
+        with whole_path(job.parts / _WHOLE) as beside, beside.open("wb") as whole:
             written = 0
             for chunk in range(len(start.source.chunks)):
                 lines = start.part(chunk).copy(whole)
@@ -330,7 +333,7 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
                 f"{job.output} would have {written:,} lines for {start.source.lines:,} input lines: remove {job.parts} "
                 "and start again"
             )
-        write_file(job.parts / _COMPLETE, _completion(start, sha256_of(job.parts / _WHOLE)), fence=fence)
+        write_file(job.parts / _COMPLETE, _completion(start, sha256_of(job.parts / _WHOLE)))
         _refuse_existing(job.output)
         fence()
         move(job.parts / _WHOLE, job.output)

@@ -74,7 +74,8 @@ class Part:
     def write(self, texts: Iterable[str], fence: Fence) -> None:
         """Write the translations of each line, with their seal."""
         content = "".join(texts).encode("utf-8")
-        write_file(self.path, self._seal(content.count(b"\n"), hashlib.sha256(content)) + content, fence=fence)
+        fence()
+        write_file(self.path, self._seal(content.count(b"\n"), hashlib.sha256(content)) + content)
 
     def copy(self, whole: BinaryIO | None = None) -> int | None:
         """Read the part, compare it with its seal, and count its lines; None if it is absent or is not this part.

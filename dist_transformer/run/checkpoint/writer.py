@@ -76,16 +76,12 @@ class _Snapshot:
     state: dict[str, Any]
     share: Tensors
     """Weights and moments of every n-th parameter, where n is the number of ranks."""
-    weights: Tensors
-    """All weights on rank 0, empty on other ranks."""
-    averages: Tensors
-    """All averaged weights on rank 0 if an average is kept, otherwise empty."""
+    weights: dict[str, Tensors]
+    """Weight files by name: on rank 0 all weights, and the averaged ones if an average is kept; none on other ranks."""
     weights_metadata: dict[str, str]
     retention: Retention
-
-    @property
-    def name(self) -> str:
-        return step_name(self.state["step"])
+    name: str
+    """Name of the checkpoint's folder."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +131,7 @@ class CheckpointWriter:
         self._group = distributed.new_cpu_group(timeout_minutes=timeout_minutes)
         # A rank that outlived an earlier start of the run must not write into a folder of this start.
         self._token = distributed.broadcast_object(uuid.uuid4().hex[:8])
+        self._common = {"format_version": FORMAT_VERSION, "versions": versions()}
         self._save: _Save | None = None
 
     def start(
@@ -158,13 +155,15 @@ class CheckpointWriter:
         save = _Save(step=state["step"], started=time.monotonic())
         with save.stalling():
             share, weights, averages = copy_tensors(states)
+        name = step_name(state["step"])
+        files = {f"{name}.safetensors": weights, f"{name.replace('step', EMA)}.safetensors": averages}
         snapshot = _Snapshot(
             state=copy.deepcopy(state),
             share=share,
-            weights=weights,
-            averages=averages,
+            weights={file: tensors for file, tensors in files.items() if tensors},
             weights_metadata=weights_metadata,
             retention=retention,
+            name=name,
         )
         save.thread = threading.Thread(target=self._work, args=(save, snapshot), name="checkpoint", daemon=True)
         self._save = save
@@ -240,7 +239,7 @@ class CheckpointWriter:
         """Run `action` on every rank; if one cannot write, all raise its error."""
         remedy = "free space or fix the folder; older checkpoints are intact"
         return distributed.on_all_ranks(
-            self._behind_fence(action),
+            action,
             errors=(UserError, OSError, SafetensorError, MemoryError),
             describe=lambda error: (
                 str(error)
@@ -250,122 +249,84 @@ class CheckpointWriter:
             group=self._group,
         )
 
-    def _behind_fence(self, action: Callable[[], T]) -> Callable[[], T]:
-        """Check the fence before `action`, and again if it fails, because a lost folder causes other errors, too."""
-
-        def act() -> T:
-            self._fence()
-            try:
-                return action()
-            except OSError:
-                self._fence()
-                raise
-
-        return act
-
     def _make_temporary(self, temporary: Path) -> None:
+        self._fence()
         remove_unfinished_saves(self.run_dir)
         make_folder(self.run_dir / WEIGHTS)
-        make_folder(temporary.parent)
         make_folder(temporary)
 
     def _clean_up(self, temporary: Path, snapshot: _Snapshot) -> None:
-        """Clean up after a failed save; if another training has the folder by now, remove only this save's files."""
-        weights = [self.run_dir / WEIGHTS / name for name in _weight_files(snapshot)]
-        for name in _weight_files(snapshot):
-            _remove(self._unnamed(name))
-        is_complete = (self.run_dir / CHECKPOINTS / snapshot.name).exists()
-        try:
+        """Remove what a failed save left; if another training has the folder by now, only this save's own names."""
+        for left in (temporary, *map(self._unnamed, snapshot.weights)):
+            remove_tree(left, as_far_as_possible=True)
+        with suppress(UserError, OSError):
             self._fence()
-        except (UserError, OSError):
-            # A weight file without its checkpoint may be of the other training. If it is of this save, the temporary
-            # folder shows that it is, and the next start removes both.
-            if is_complete or not any(file.exists() for file in weights):
-                _remove(temporary)
-        else:
-            for file in () if is_complete else weights:
-                _remove(file)
-            remove_unfinished_saves(self.run_dir)
+            if not (self.run_dir / CHECKPOINTS / snapshot.name).exists():
+                for name in snapshot.weights:
+                    remove_tree(self.run_dir / WEIGHTS / name, as_far_as_possible=True)
 
     def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
         """Write this rank's part, and on rank 0 the weight files; return what the manifest states about each."""
         part = temporary / f"part-{distributed.rank():05d}.safetensors"
         files = {part.name: _write_tensors(part, snapshot.share)}
-        for name, tensors in _weight_files(snapshot).items():
+        for name, tensors in snapshot.weights.items():
             files[name] = _write_tensors(self._unnamed(name), tensors, snapshot.weights_metadata)
         return files
 
     def _commit(self, temporary: Path, snapshot: _Snapshot, files: dict[str, Any]) -> None:
         for file in self.flushed:
             sync(file)
-        common = {"format_version": FORMAT_VERSION, "versions": versions()}
-        for name in _weight_files(snapshot):
-            self._name_weights(name, files)
-        _write_json(temporary / STATE_FILE, {**common, **snapshot.state})
+        weights = {name: files.pop(name)["sha256"] for name in snapshot.weights}
+        _write_json(temporary / STATE_FILE, {**self._common, **snapshot.state})
         files[STATE_FILE] = _describe(temporary / STATE_FILE)
         identity = {key: snapshot.state.get(key) for key in _IDENTITY}
-        manifest = {**common, **identity, "config": self.config, "files": files}
-        _write_json(temporary / MANIFEST_FILE, manifest)
-        final = temporary.with_name(snapshot.name)
+        _write_json(temporary / MANIFEST_FILE, {**self._common, **identity, "config": self.config, "files": files})
+        # All that takes long is done. A process that was suspended meanwhile may have lost the folder.
         self._fence()
+        folder, final = self.run_dir / WEIGHTS, temporary.with_name(snapshot.name)
+        for name in weights:
+            remove(folder / name)
+        # A weight file has its hash in SHA256SUMS even if the process is killed.
+        _write_hashes(folder, weights)
+        for name in weights:
+            move(self._unnamed(name), folder / name)
         # A damaged checkpoint of the same step may be there if the run was resumed from an older one.
-        replaced = _set_aside(final)
-        self._fence()
+        _discard(final)
         move(temporary, final)
-        move_pointer(final, fence=self._fence)
-        self._fence()
-        _remove(replaced)
+        move_pointer(final)
         self._prune(snapshot)
 
     def _unnamed(self, name: str) -> Path:
         """Return the place of a weight file until it is complete: in its folder, which may be a mount of its own."""
         return self.run_dir / WEIGHTS / f".{name}.{self._token}.tmp"
 
-    def _name_weights(self, name: str, files: dict[str, Any]) -> None:
-        """Move the weight file to its final name, which has its hash in SHA256SUMS even if the process is killed."""
-        file = self.run_dir / WEIGHTS / name
-        self._fence()
-        remove(file)
-        _write_hashes(file.parent, {file.name: files.pop(file.name)["sha256"]}, fence=self._fence)
-        self._fence()
-        move(self._unnamed(name), file)
-
     def _prune(self, snapshot: _Snapshot) -> None:
         retention, newest = snapshot.retention, snapshot.state["step"]
         # Checkpoints newer than this one are damaged and the run was resumed from an older one: they do not count.
         older = [path for path in checkpoints_of(self.run_dir) if (step_of(path.name) or 0) <= newest]
         for path in older[retention.checkpoints :]:
-            self._fence()
-            _remove(_set_aside(path))
+            _discard(path)
         folder = self.run_dir / WEIGHTS
-        best = {f"{step_name(step)}.safetensors" for step in retention.best_steps}
+        best = set(map(step_name, retention.best_steps))
         files = sorted(folder.glob("step-*.safetensors"), reverse=True)
-        pruned = [file for file in files[retention.weights :] if file.name not in best]
+        pruned = [file for file in files[retention.weights :] if file.stem not in best]
         pruned += sorted(folder.glob(f"{EMA}-*.safetensors"), reverse=True)[retention.checkpoints :]
         for file in pruned:
-            self._fence()
             remove(file)
         if pruned:
-            _write_hashes(folder, {}, fence=self._fence)
+            _write_hashes(folder, {})
 
 
 def remove_unfinished_saves(run_dir: Path) -> None:
     """Remove what a killed or failed save left. Only rank 0, which writes the run, may call it."""
     for folder in (CHECKPOINTS, WEIGHTS):
         for left in (run_dir / folder).glob(".*.tmp"):
-            _remove(left)
+            remove_tree(left, as_far_as_possible=True)
 
 
-def move_pointer(checkpoint: Path, *, fence: Fence = unfenced) -> None:
+def move_pointer(checkpoint: Path) -> None:
     """Point `latest` to a checkpoint that is complete and has its final name."""
-    write_file(checkpoint.with_name(POINTER), f"{checkpoint.name}\n", fence=fence)
-
-
-def _weight_files(snapshot: _Snapshot) -> dict[str, Tensors]:
-    """Return the tensors that this rank writes into `weights/`, by file name."""
-    name = f"{snapshot.name}.safetensors"
-    files = {name: snapshot.weights, name.replace("step", EMA): snapshot.averages}
-    return {name: tensors for name, tensors in files.items() if tensors}
+    write_file(checkpoint.with_name(POINTER), f"{checkpoint.name}\n")
 
 
 def _write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> dict[str, Any]:
@@ -382,22 +343,16 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_file(path, json.dumps(values, indent=1) + "\n")
 
 
-def _write_hashes(folder: Path, new: dict[str, str], *, fence: Fence) -> None:
+def _write_hashes(folder: Path, new: dict[str, str]) -> None:
     """Record the hashes of the existing weight files and of the `new` ones."""
-    hashes = {name: value for name, value in weight_hashes(folder).items() if (folder / name).exists()} | new
-    text = "".join(f"{value}  {name}\n" for name, value in sorted(hashes.items()))
-    write_file(folder / WEIGHT_HASHES, text, fence=fence)
+    hashes = sorted({**weight_hashes(folder), **new}.items())
+    lines = [f"{value}  {name}\n" for name, value in hashes if name in new or (folder / name).exists()]
+    write_file(folder / WEIGHT_HASHES, "".join(lines))
 
 
-def _set_aside(checkpoint: Path) -> Path:
-    """Rename a checkpoint before its removal, so that a kill in between leaves no partial checkpoint under its name."""
+def _discard(checkpoint: Path) -> None:
+    """Rename a checkpoint, then remove it, so that a kill in between leaves no partial checkpoint under its name."""
     aside = checkpoint.with_name(f".{checkpoint.name}.removed.tmp")
     with suppress(FileNotFoundError):
         move(checkpoint, aside)
-    return aside
-
-
-def _remove(path: Path) -> None:
-    """Remove a path that is no longer needed; ignore a failure."""
-    with suppress(OSError):
-        remove_tree(path)
+    remove_tree(aside, as_far_as_possible=True)
