@@ -1,40 +1,26 @@
 """Paths that a user names: the check that comes before any work."""
 
-import os
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.urls import is_url, without_secrets
-
-# Limits of Linux and of its file systems.
-_LONGEST_NAME = 255
-_LONGEST_PATH = 4095
 
 
 def require_usable(path: str | Path) -> None:
     """Check that files of that name can exist. It may be a URL.
 
     Raises:
-        UserError: the path is empty, contains a NUL or bytes that are not UTF-8, or is too long; or it is a URL with
-            something that may grant access.
+        UserError: the path is empty or contains bytes that are not UTF-8; or it is a URL with something that may grant
+            access.
     """
     text = str(path)
     refuse_secrets(text)
     if not text:
         raise UserError("a path is empty: pass the name of a file or a folder")
-    if "\0" in text:
-        raise UserError(f"the path {text:.60} contains a NUL character, which no file name can have: correct it")
     try:
-        encoded = text.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(f"the path {text:.200} is not UTF-8: rename the file or the folder") from None
-    name = max(encoded.split(os.sep.encode()), key=len)
-    if len(name) > _LONGEST_NAME or len(encoded) > _LONGEST_PATH:
-        size, most = (len(name), _LONGEST_NAME) if len(name) > _LONGEST_NAME else (len(encoded), _LONGEST_PATH)
-        raise UserError(
-            f"the {'name' if most == _LONGEST_NAME else 'path'} {text[:40]}… has {size:,} bytes, but at most {most:,} "
-            "are possible: shorten it"
-        )
 
 
 def refuse_secrets(place: str) -> None:

@@ -4,9 +4,7 @@ An output never replaces an input of the same command. Nothing is written into a
 recorded with their hashes, or over the files of a run; a run folder may hold other files, such as scores.
 """
 
-import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
@@ -23,10 +21,9 @@ from dist_transformer.run.layout import (
     WRITTEN_IN_PLACE,
 )
 
-# Bytes that are added to a name for files beside it, such as a temporary one.
-_ROOM = 50
-_LONGEST_NAME = 255 - _ROOM
 _OF_A_RUN = (*WRITTEN_IN_PLACE, SETTINGS_FILE, ENVIRONMENT_FILE, TOKENIZER_FILE)
+
+_RECOGNISED = (INDEX_FILE, TOKENIZER_FILE, CONFIG_FILE, WEIGHTS_FILE, CHECKPOINTS, LEDGER_FILE, METRICS_FILE)
 
 Input = Path | str | None
 """A file, a folder or a URL; None: not given."""
@@ -56,53 +53,35 @@ def claim_folder(out: Path | None, flag: str, inputs: Iterable[Input], *, beside
     read = [Path(each) for each in inputs if each is not None]
     for path in (out, *beside):
         require_usable(path)
-        if len(os.fsencode(path.name)) > _LONGEST_NAME:
-            raise UserError(
-                f"the name {path.name[:40]}… of {flag} has more than {_LONGEST_NAME} bytes, and files next to it need "
-                "longer names: shorten it"
-            )
         if any(_is_same(path, each) for each in read):
             raise UserError(f"{flag} {path} is also an input of this command: choose another name")
         _refuse_inside(path, flag)
 
 
 def _is_same(out: Path, read: Path) -> bool:
-    """Return whether two paths lead to one file, or `out` to a file of the folder `read`."""
-    try:
-        found = out.stat()
-    except OSError:
-        return os.path.realpath(out) == os.path.realpath(read)
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        # A pipe or a device, such as /dev/null, is not replaced.
-        return False
-    # Only another name of a file in a folder needs a look at all of them.
-    files = read.rglob("*") if stat.S_ISREG(found.st_mode) and found.st_nlink > 1 and read.is_dir() else ()
-    return any(each.exists() and os.path.samestat(found, each.stat()) for each in (read, *files))
+    # A pipe or a device, such as /dev/null, is not replaced.
+    return (out.is_file() or out.is_dir()) and read.exists() and out.samefile(read)
 
 
 def _refuse_inside(out: Path, flag: str) -> None:
-    # The link is replaced, not its target; but who gives it may expect otherwise.
-    for place in {Path(os.path.realpath(out.parent)) / out.name, Path(os.path.realpath(out))}:
-        for folder in place.parents:
-            if (kind := _kind(folder)) is None:
-                continue
-            if kind == "run" and place.relative_to(folder).parts[0] not in _OF_A_RUN:
-                break
-            raise UserError(
-                f"{flag} {out} would be written "
-                + (f"over files of the run {folder}" if kind == "run" else f"into the {kind} folder {folder}")
-                + ": choose another place"
-            )
+    place = out.parent.resolve() / out.name
+    for folder in place.parents:
+        if (kind := _kind(folder)) is None:
+            continue
+        if kind == "run" and place.relative_to(folder).parts[0] not in _OF_A_RUN:
+            return
+        raise UserError(
+            f"{flag} {out} would be written "
+            + (f"over files of the run {folder}" if kind == "run" else f"into the {kind} folder {folder}")
+            + ": choose another place"
+        )
 
 
 def _kind(folder: Path) -> str | None:
     """Recognise a folder of this project by its files."""
-
-    def has(*names: str) -> Iterator[bool]:
-        return (os.path.lexists(folder / name) for name in names)
-
-    if all(has(INDEX_FILE, TOKENIZER_FILE)):
+    names = {name for name in _RECOGNISED if (folder / name).exists()}
+    if {INDEX_FILE, TOKENIZER_FILE} <= names:
         return "data"
-    if all(has(CONFIG_FILE, WEIGHTS_FILE)):
+    if {CONFIG_FILE, WEIGHTS_FILE} <= names:
         return "model"
-    return "run" if any(has(CHECKPOINTS, LEDGER_FILE, METRICS_FILE)) else None
+    return "run" if names & {CHECKPOINTS, LEDGER_FILE, METRICS_FILE} else None
