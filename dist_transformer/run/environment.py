@@ -60,7 +60,7 @@ def read_environments(run_dir: Path) -> list[dict[str, Any]]:
     """Read the starts of a run, oldest first."""
     try:
         entries = json.loads(read_small(run_dir / ENVIRONMENT_FILE, most=LISTING_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         # The file only explains a run, so a missing or damaged one must not stop it.
         return []
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

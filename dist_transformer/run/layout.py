@@ -13,7 +13,6 @@ RUN/heartbeats/, RUN/lock              what each rank is doing, which process ho
 RUN/hangs/                             stacks and last collectives of ranks that made no progress
 """
 
-import errno
 import json
 import re
 from collections.abc import Iterator
@@ -39,8 +38,6 @@ WRITTEN_IN_PLACE = (LOCK_FILE, METRICS_FILE, LEDGER_FILE, *FOLDERS)
 POINTER, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES = "latest", "manifest.json", "state.json", "SHA256SUMS"
 
 Record = dict[str, Any]
-# Bytes of the records that are kept at a time: 60,000 of a training. In memory they take up to 14 times as much.
-_KEPT_BYTES = 2**25
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -78,23 +75,10 @@ def each_record(path: Path) -> Iterator[tuple[str, Record | None]]:
     for line in log_lines(path):
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             record = None
-        yield line, record if _is_record(record) else None
-
-
-def _is_record(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("kind"), str)
-        and type(value.get("step")) is int
-        and not any(isinstance(inner, dict | list) for inner in value.values())
-    )
-
-
-def _require_room(size: int) -> None:
-    if size > _KEPT_BYTES:
-        raise OSError(errno.EFBIG, f"its records have more than {_KEPT_BYTES:,} bytes, as of 60,000 logged steps")
+        is_record = isinstance(record, dict) and {"kind", "step"} <= record.keys()
+        yield line, record if is_record else None
 
 
 def read_records(run_dir: Path, kind: str) -> list[Record]:
@@ -103,17 +87,15 @@ def read_records(run_dir: Path, kind: str) -> list[Record]:
     The last line may be torn after a power loss; resuming the run removes it.
 
     Raises:
-        OSError: the file does not exist, or has too many records.
+        OSError: the file does not exist.
         ValueError: another line is not a record.
     """
-    records, size = list[Record](), 0
+    records = list[Record]()
     for number, (line, record) in enumerate(each_record(run_dir / METRICS_FILE), 1):
         if record is None and line.endswith("\n"):
             raise ValueError(f"line {number} is not a record of a run")
         if record is not None and record["kind"] == kind:
             records.append(record)
-            size += len(line)
-            _require_room(size)
     return records
 
 
@@ -126,15 +108,13 @@ def scan_records(path: Path, *, only: str | None = None) -> tuple[dict[str, list
         only: kind to which to restrict the records.
 
     Raises:
-        OSError: the file cannot be read, or has too many records.
+        OSError: the file cannot be read.
     """
     records: dict[str, dict[int, Record]] = {}
-    damaged, size = list[int](), 0
-    for number, (line, record) in enumerate(each_record(path), 1):
+    damaged = list[int]()
+    for number, (_, record) in enumerate(each_record(path), 1):
         if record is None:
             damaged.append(number)
         elif only in (None, record["kind"]):
             records.setdefault(record["kind"], {})[record["step"]] = record
-            size += len(line)
-            _require_room(size)
     return {kind: [steps[step] for step in sorted(steps)] for kind, steps in records.items()}, tuple(damaged)

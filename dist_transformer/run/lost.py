@@ -58,7 +58,7 @@ def require_nothing_lost(run_dir: Path) -> list[str]:
         found = f"{run_dir / WEIGHTS} has the weights of step {max(weights):,}"
     elif saved is not None:
         found = f"{metrics} has the save of step {saved:,}"
-    elif type(every) is int and steps > 2 * every:
+    elif every and steps > 2 * every:
         # The second save waits for the first.
         found = f"{ledger} has {steps:,} steps, of which every {every:,}th was saved"
     if found:

@@ -67,10 +67,8 @@ def test_files_of_interruptions_and_of_the_warm_up_are_left_out(run: Path) -> No
     (run / "config.json").write_text(json.dumps({**REGULAR, "optimizer": {"warmup_steps": 300}}), encoding="utf-8")
     chosen = regular_weights(run)
     assert (chosen.steps, chosen.how[:48]) == ((300,), "the newest weight file, because none was saved r")
-    # Settings of a stranger, and none.
-    for text in ("{}", json.dumps({"save_every": "x", "validate_every": -1, "optimizer": 3})):
-        (run / "config.json").write_text(text, encoding="utf-8")
-        assert regular_weights(run).steps == (29, 50, 100, 132, 300)
+    (run / "config.json").write_text("{}", encoding="utf-8")
+    assert regular_weights(run).steps == (29, 50, 100, 132, 300)
     (run / "config.json").unlink()
     assert regular_weights(run).steps == (29, 50, 100, 132, 300)
 
@@ -210,17 +208,4 @@ def test_too_few_validated_steps_with_weights(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "va\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read .*: resume the run, which repairs it"):
-        best_weights(run, 1)
-
-
-@pytest.mark.parametrize("best_by", ["[a](b)", None, ["nll"]])
-def test_a_measure_of_a_strange_run_is_refused(run: Path, best_by: object) -> None:
-    """It would be in the model card."""
-    save(run, 10)
-    validate(run, {"step": 10, "nll": 1.5, "[a](b)": 1.0}, best_by="nll")
-    settings = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**settings, "best_by": best_by}))
-    with pytest.raises(
-        UserError, match=r"^best_by in \S*config\.json must be one of nll, bleu, chrf, ter, command, not .*: use --by"
-    ):
         best_weights(run, 1)
