@@ -166,7 +166,7 @@ def sealed_index(folder: Path, file: Path, before: bytes) -> None:
 
 
 def seal_around(folder: Path, file: Path, before: bytes) -> None:
-    """Replace every recorded hash of a file by that of its new content, as an attacker would."""
+    """Replace every recorded hash of a file by that of its new content."""
     if file.is_relative_to(folder / "data") and file.name != "index.json":
         sealed_index(folder, file, before)
     if file.parent.name.startswith("step-") and file.name != "manifest.json":
@@ -189,8 +189,8 @@ REFUSING: dict[str, list[tuple[str, ...]]] = {
     "data/train-00000.arrow": [INSPECT, FRESH],
     "data/valid/valid-00000.arrow": [FRESH],
     "data/valid/source.txt": [FRESH, SWEEP],
-    f"{NEWEST}/state.json": [VERIFY, AVERAGE_CHECKPOINT],
-    f"{NEWEST}/part-00000.safetensors": [VERIFY, AVERAGE_CHECKPOINT],
+    f"{NEWEST}/state.json": [VERIFY, AVERAGE_CHECKPOINT, RESUMED],
+    f"{NEWEST}/part-00000.safetensors": [VERIFY, AVERAGE_CHECKPOINT, RESUMED],
     f"{NEWEST}/manifest.json": [VERIFY, AVERAGE_CHECKPOINT],
     "run/checkpoints/latest": [VERIFY],
     "run/weights/step-00000002.safetensors": [VERIFY, LAST],
@@ -213,10 +213,8 @@ FORGIVING: dict[str, list[tuple[str, ...]]] = {
     "run/bleu.json": [REPORT],
     "run/metrics.jsonl": [REPORT],
     "run/config.json": [RESUMED],
-    f"{NEWEST}/state.json": [RESUMED],
-    f"{NEWEST}/part-00000.safetensors": [RESUMED],
 }
-"""A report shows what can be read of a run; there is an older checkpoint, and the newest repeats the settings."""
+"""A report shows what can be read of a run, and the newest checkpoint repeats the settings."""
 
 
 def payload(place: str) -> Callable[[Bomb], bytes]:
