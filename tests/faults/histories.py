@@ -23,7 +23,7 @@ from tests.run.small_run import SmallRun, small_config, train_and_save
 
 LOST = "whose lock file was removed or replaced; another training may use the folder"
 LOCKS = ("file", "none")
-"""What a file system can lock."""
+"""Kinds of locks that a file system has."""
 _AT_ONCE = 10
 
 
