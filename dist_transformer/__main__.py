@@ -5,9 +5,8 @@ if __name__ == "__main__":
 
     leave_current_folder()
 
-    from dist_transformer.runtime.interpreter import check_interpreter, share_cores
+    from dist_transformer.runtime.interpreter import share_cores
 
-    check_interpreter()
     share_cores()
 
     from dist_transformer.cli.command import main

@@ -5,9 +5,8 @@ if __name__ == "__main__":
 
     leave_current_folder()
 
-    from dist_transformer.runtime.interpreter import check_interpreter, end_at_ctrl_c, share_cores
+    from dist_transformer.runtime.interpreter import end_at_ctrl_c, share_cores
 
-    check_interpreter()
     end_at_ctrl_c()
     share_cores()
 

@@ -1,4 +1,4 @@
-"""First import of every tool: finds the package of the clone, and exits with a message in the wrong Python."""
+"""First import of every tool: finds the package of the clone, and lets threads sleep while they wait."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 # Appended last, so that an installed package takes precedence.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from dist_transformer.runtime.interpreter import check_interpreter, share_cores
+from dist_transformer.runtime.interpreter import share_cores
 
-check_interpreter()
 share_cores()

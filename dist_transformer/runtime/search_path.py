@@ -1,6 +1,6 @@
 """The search path of modules, without the current folder, which may be a stranger's.
 
-It imports only what Python has loaded before it runs any program. Old Pythons must be able to read it.
+It imports only what Python has loaded before it runs any program.
 """
 
 import os
@@ -12,8 +12,7 @@ def leave_current_folder() -> None:
 
     A package that was found there alone, as in a clone that is not installed, is still found: last.
     """
-    # An old Python, which `check_interpreter` refuses, has no such flag.
-    if not getattr(sys.flags, "safe_path", False):
+    if not sys.flags.safe_path:
         del sys.path[0]
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if root not in sys.path:
