@@ -147,7 +147,7 @@ INSIDES = {
     "data.text": {"hub_reader", "toy_lexicon"},
     "inference": {"batches", "candidates", "splitting"},
     "model": {"dropout", "layers", "residual"},
-    "preflight": {"checks", "facts", "nccl", "network", "probes", "rendezvous"},
+    "preflight": {"checks", "facts", "nccl", "network", "probes", "watch"},
     "reporting": {"board"},
     "reporting.html": {"curves", "overview", "run", "style", "summary", "tables", "texts"},
     "run": {"replay"},

@@ -10,7 +10,7 @@ from dist_transformer.base.checks import Check
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import FACTS, Facts, gather
-from dist_transformer.preflight.rendezvous import Watch, joined
+from dist_transformer.preflight.watch import Watch, joined
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 

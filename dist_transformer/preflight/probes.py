@@ -22,7 +22,7 @@ from dist_transformer.data.folder.format import INDEX_FILE, index_states
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder
 from dist_transformer.preflight.nccl import network_of_nccl
-from dist_transformer.preflight.rendezvous import Watch
+from dist_transformer.preflight.watch import Watch
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 

@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import NoReturn
 
@@ -74,8 +74,16 @@ def meet(world: World, patience: timedelta) -> dist.Store:
     # every group: 348 open files per process at 64 ranks instead of 113.
     os.environ.setdefault(LAZY_GLOO, "1")
     raise_open_files()
-    with _notice(world) as notice:
-        return _meet(world, patience, notice)
+    # The store, once this rank is connected: a thread explains a long wait, because a foreign server may not answer.
+    stores: list[dist.Store] = []
+    timer = threading.Timer(_NOTICE_SECONDS, _explain_wait, (world, stores))
+    timer.daemon = True
+    timer.start()
+    try:
+        return _meet(world, patience, stores)
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def end_launch(world: World, failure: str) -> NoReturn:
@@ -90,19 +98,17 @@ def end_launch(world: World, failure: str) -> NoReturn:
     if world.is_main:
         say(f"error: {failure}", file=sys.stderr)
     try:
-        _meet(world, timedelta(seconds=_TELL_SECONDS), _Notice(), failure)
+        _meet(world, timedelta(seconds=_TELL_SECONDS), [], failure)
     except UserError:
         if not world.is_main:
             raise UserError(failure) from None
     raise SystemExit(1)
 
 
-def _meet(world: World, patience: timedelta, notice: "_Notice", failure: str | None = None) -> dist.Store:
+def _meet(world: World, patience: timedelta, stores: list[dist.Store], failure: str | None = None) -> dist.Store:
     began = time.monotonic()
-    server = "the agent of torchrun" if _has_agents() else f"rank 0 of {world.size}"
-    notice.awaited = lambda: f"{server} at {':'.join(map(str, _address()))}" if notice.is_first_here() else None
     store = connect(world, patience)
-    notice.awaited = lambda: None
+    stores.append(store)
     if not _has_agents() and _is_of_another_launch(store, world):
         time.sleep(_RANK_0_FIRST_SECONDS if failure is None else 0.0)
         raise UserError(f"port {_address()[1]} of {_address()[0]} is taken by another training: {port_remedy()}")
@@ -110,7 +116,6 @@ def _meet(world: World, patience: timedelta, notice: "_Notice", failure: str | N
         store.set(_FAILED, failure)
     store.set(_joined(world.rank), socket.gethostname())
     if world.is_main:
-        notice.awaited = lambda: f"rank {as_ranges(_missing(store, world))} of {world.size}"
         # All ranks raise what rank 0 finds.
         missing = _find_missing(store, world, patience, began)
         if missing == _FAILED and failure is None:
@@ -139,90 +144,53 @@ def _leave_together(store: dist.Store, world: World) -> NoReturn:
     raise SystemExit(1)
 
 
-class _Notice:
-    """The line that explains a long wait."""
-
-    def __init__(self) -> None:
-        self.awaited: Callable[[], str | None] = lambda: None
-        """Describes what this rank waits for; None: another rank explains the wait."""
-        self._claim: socket.socket | None = None
-
-    def is_first_here(self) -> bool:
-        """Decide whether this process is the first of those on this machine that wait for the same address."""
-        self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # A name in the kernel, not a file: it goes away with this process.
-            self._claim.bind("\0dist_transformer waits for {}:{}".format(*_address()))
-        except OSError:
-            return False
-        return True
-
-    def print(self, world: World) -> None:
-        try:
-            awaited = self.awaited()
-        except dist.DistError:
-            return
-        if awaited is None:
-            return
-        claims = " and ".join(f"{name}={os.environ.get(name)}" for name in world.variables)
-        why = f"; {claims} are set in the environment: unset them to run alone" if claims else ""
-        say(f"note: waiting for {awaited}{why}", file=sys.stderr)
-
-    def close(self) -> None:
-        if self._claim is not None:
-            self._claim.close()
-
-
-@contextmanager
-def _notice(world: World) -> Iterator[_Notice]:
-    """Print a line if the block takes long. A thread does so, because a connection to a foreign server may hang."""
-    notice = _Notice()
-    timer = threading.Timer(_NOTICE_SECONDS, notice.print, [world])
-    timer.daemon = True
-    timer.start()
+def _explain_wait(world: World, stores: Sequence[dist.Store]) -> None:
+    """Print what this rank waits for. Of the ranks of a node that wait for rank 0, one prints it."""
     try:
-        yield notice
-    finally:
-        timer.cancel()
-        timer.join()
-        notice.close()
+        if stores and world.is_main:
+            awaited = f"rank {as_ranges(_missing(stores[0], world))} of {world.size}"
+        elif not stores and (world.local_rank == 0 or world.rank == 1):
+            server = "the agent of torchrun" if _has_agents() else f"rank 0 of {world.size}"
+            awaited = f"{server} at {':'.join(map(str, _address()))}"
+        else:
+            return
+    except dist.DistError:
+        return
+    claims = " and ".join(f"{name}={os.environ.get(name)}" for name in world.variables)
+    why = f"; {claims} are set in the environment: unset them to run alone" if claims else ""
+    say(f"note: waiting for {awaited}{why}", file=sys.stderr)
 
 
-def connect(world: World, patience: timedelta, *, serve: bool = True) -> dist.Store:
+def connect(world: World, patience: timedelta) -> dist.Store:
     """Connect to the store that rank 0 serves.
-
-    Args:
-        serve: whether rank 0 starts the server; False for an additional connection.
 
     Raises:
         UserError: rank 0 cannot serve, cannot be reached within `patience`, or cannot be reached at all.
     """
     host, port = _address()
-    serves = serve and world.is_main and not _has_agents()
+    serves = world.is_main and not _has_agents()
     began, where = time.monotonic(), f"rank {world.rank} on {socket.gethostname()}"
     try:
-        _reach(host, port, patience, awaits_server=not serves)
+        unreachable = _reach(host, port, patience, awaits_server=not serves)
+        if unreachable is not None:
+            raise UserError(f"{where} cannot {'serve' if serves else 'reach rank 0'} at {host}:{port}: {unreachable}")
         listener = _listen_here(host, port) if serves and is_loopback(host) else None
         store = dist.TCPStore(
             host, port, world.size, serves, timeout=patience, wait_for_workers=False, master_listen_fd=listener
         )
-    except _UnreachableError as error:
-        does = "serve" if serves else "reach rank 0"
-        raise UserError(f"{where} cannot {does} at {host}:{port}: {error}") from None
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         if serves and ("EADDRINUSE" in reason or getattr(error, "errno", None) == errno.EADDRINUSE):
-            raise UserError(
-                f"port {port} of this machine is taken, perhaps by another training: {port_remedy()}"
-            ) from None
-        if serves:
-            raise UserError(
-                f"{where} cannot serve at {host}:{port} ({reason:.200}): check that MASTER_ADDR is this node"
-            ) from None
-        raise UserError(
-            f"{where} cannot reach rank 0 at {host}:{port} in {_duration(began)} ({reason:.200}): check that it has "
-            "started, that MASTER_ADDR and MASTER_PORT are the same on all ranks, and that no firewall is in between"
-        ) from None
+            said = f"port {port} of this machine is taken, perhaps by another training: {port_remedy()}"
+        elif serves:
+            said = f"{where} cannot serve at {host}:{port} ({reason:.200}): check that MASTER_ADDR is this node"
+        else:
+            said = (
+                f"{where} cannot reach rank 0 at {host}:{port} in {_duration(began)} ({reason:.200}): check that it "
+                "has started, that MASTER_ADDR and MASTER_PORT are the same on all ranks, and that no firewall is in "
+                "between"
+            )
+        raise UserError(said) from None
     # An elastic launcher keeps its store when it restarts all ranks.
     return dist.PrefixStore(f"dist_transformer {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
@@ -276,44 +244,40 @@ def _joined(rank: int) -> str:
     return f"joined/{rank}"
 
 
-class _UnreachableError(Exception):
-    """Nothing answers at an address; the text is the reason and the remedy."""
-
-
-def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) -> None:
+def _reach(host: str, port: int, patience: timedelta, *, awaits_server: bool) -> str | None:
     """Wait until the address answers. torch would wait, too, but prints a page at each attempt.
 
     Args:
         awaits_server: wait until the port is open; otherwise a machine that refuses it counts as an answer.
 
+    Returns:
+        reason and remedy if the address does not answer at all.
+
     Raises:
-        _UnreachableError: the address does not answer at all.
         OSError: rank 0 does not serve within `patience`.
     """
-    now = time.monotonic()
-    deadline, answered = now + patience.total_seconds(), now
+    now = answered = time.monotonic()
+    deadline = now + patience.total_seconds()
     while True:
         unanswered_until = min(deadline, answered + _UNANSWERED_SECONDS)
         try:
             with socket.create_connection((host, port), timeout=max(_PAUSE_SECONDS, unanswered_until - now)):
-                return
+                return None
         except ConnectionRefusedError:
             if not awaits_server:
-                return
+                return None
             now = answered = time.monotonic()
             if now > deadline:
                 raise
         except OSError as error:
             now = time.monotonic()
             if not isinstance(error, socket.gaierror) and is_loopback(host) and loopback_is_down():
-                raise _UnreachableError(
-                    f"{LOOPBACK_IS_DOWN}, or set MASTER_ADDR to another address of rank 0"
-                ) from None
+                return f"{LOOPBACK_IS_DOWN}, or set MASTER_ADDR to another address of rank 0"
             if now > unanswered_until:
-                raise _UnreachableError(
+                return (
                     f"nothing answered for {now - answered:.0f} s ({error.strerror or error}): set MASTER_ADDR to "
                     "an address of rank 0 to which this machine has a route, and check that no firewall is in between"
-                ) from None
+                )
         time.sleep(_PAUSE_SECONDS)
 
 
@@ -335,13 +299,12 @@ def loopback_is_down() -> bool:
 
 def _find_missing(store: dist.Store, world: World, patience: timedelta, began: float) -> str:
     """Wait for all ranks; describe those that do not join, or return an empty string. `_FAILED`: a rank has failed."""
-    everyone, pause = [_joined(rank) for rank in range(world.size)], _PAUSE_SECONDS
+    everyone = [_joined(rank) for rank in range(world.size)]
     # Poll, because a `wait` that times out prints a page.
-    while not store.check(everyone) and not store.check([_FAILED]):
+    while not store.check([_FAILED]) and not store.check(everyone):
         if time.monotonic() - began > patience.total_seconds():
             break
-        time.sleep(pause)
-        pause = min(1.0, 1.1 * pause)
+        time.sleep(_PAUSE_SECONDS)
     if store.check([_FAILED]):
         return _FAILED
     missing = _missing(store, world)

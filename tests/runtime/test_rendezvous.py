@@ -63,7 +63,7 @@ def test_the_variables_of_srun_are_named(capsys: pytest.CaptureFixture[str]) -> 
 def test_ranks_of_one_machine_explain_a_wait_for_rank_0_once(capsys: pytest.CaptureFixture[str]) -> None:
     def wait(rank: int) -> None:
         with pytest.raises(UserError):
-            meet(World(rank=rank, size=4), timedelta(seconds=0.8))
+            meet(World(rank=rank, size=4, local_rank=rank, local_size=4), timedelta(seconds=0.8))
 
     with ThreadPoolExecutor() as ranks:
         list(ranks.map(wait, range(1, 4)))

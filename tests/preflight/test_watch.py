@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.preflight.rendezvous import joined
+from dist_transformer.preflight.watch import joined
 from dist_transformer.runtime.rendezvous import as_ranges
 from dist_transformer.runtime.world import World
 
@@ -40,7 +40,7 @@ def test_a_port_that_is_taken_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> N
 STUCK = """
 import time
 from dist_transformer.runtime.distributed import World
-from dist_transformer.preflight.rendezvous import joined
+from dist_transformer.preflight.watch import joined
 with joined(World(), seconds=0.5) as watch:
     with watch.stage("first"):
         pass
