@@ -162,9 +162,12 @@ def sweep(
         UserError: there are too few weight files (raised before decoding), or another step failed; every rank raises
             it.
     """
-    choices = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else None)
-    choices = broadcast_object(choices, kinds=(ChosenWeights,))
-    assert choices is not None
+    found = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else [])
+    rows = broadcast_object([(list(map(str, one.paths)), one.steps, one.how, one.warnings) for one in found])
+    choices = [
+        ChosenWeights(paths=tuple(map(Path, paths)), steps=tuple(steps), how=how, warnings=tuple(warnings))
+        for paths, steps, how, warnings in rows
+    ]
     text = read_test_set(dev.source, dev.reference)
     candidates = []
     for chosen in choices:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +190,19 @@ def evaluate_model(
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     ignore_case = lowercase or tokenizer.target.lowercase
-    scores = on_all_ranks(
+    plain = on_all_ranks(
         lambda: (
-            score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case)
+            asdict(score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case))
             if rank() == 0
-            else None
+            else {}
         )
     )
-    scores = broadcast_object(scores, kinds=(Scores, Score))
-    assert scores is not None
+    scores: dict[str, Any] = {
+        name: Score(*value) if isinstance(value, tuple | list) else value
+        for name, value in broadcast_object(plain).items()
+    }
     return Evaluation(
-        scores=scores,
+        scores=Scores(**scores),
         info=info,
         notes=(
             *noted(count_notes(translations)),

@@ -114,9 +114,9 @@ def read_targets(
     share = batches[rank() :: world_size()]
     values: list[np.ndarray] = [np.empty(0)] * len(batches)
     computed = on_all_ranks(lambda: [_read_batch(model, [pairs[i] for i in places], read, device) for places in share])
-    # As text, 300,000 numbers took half a second on each rank; as arrays, 0.01 s.
-    for number, part in enumerate(gather_objects([np.asarray(numbers) for numbers in computed])):
-        values[number :: world_size()] = part
+    # As numbers of JSON, 300,000 took half a second on each rank; as text of their bytes, 0.01 s.
+    for number, part in enumerate(gather_objects([np.asarray(numbers).tobytes().hex() for numbers in computed])):
+        values[number :: world_size()] = [np.frombuffer(bytes.fromhex(text)) for text in part]
     found: list[list[float]] = [[]] * len(pairs)
     for places, batch_values in zip(batches, values, strict=True):
         start = 0

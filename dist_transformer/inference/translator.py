@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -201,9 +201,12 @@ class Translator:
         sources = self._sources(lines, 0, None)
         share = self._batches(sources.ids)[rank() :: world_size()]
         decoded = on_all_ranks(lambda: self._decode(share, sources, 0))
-        everything: dict[int, tuple[ScoredText, ...]] = {}
-        for part in gather_objects(decoded, kinds=(ScoredText,)):
-            everything.update(part)
+        parts = gather_objects([(i, [asdict(text) for text in texts]) for i, texts in decoded.items()])
+        everything = {
+            i: tuple(ScoredText(**text | {"tokens": tuple(text["tokens"])}) for text in texts)
+            for part in parts
+            for i, texts in part
+        }
         return self._assemble(sources, everything)
 
     def source_ids(self, line: str) -> list[int]:

@@ -1,7 +1,7 @@
 """The preflight: every rank gathers facts, all facts are judged, rank 0 broadcasts the outcome."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from dist_transformer.base.checks import Check
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.checks import judge
-from dist_transformer.preflight.facts import FACTS, Facts, gather
+from dist_transformer.preflight.facts import Facts, facts_from_plain, gather
 from dist_transformer.preflight.watch import Watch, joined
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
@@ -39,7 +39,7 @@ def preflight(
         facts = _gather(world, settings, watch, progress)
         checks = judge(facts, run_gib=settings.run_gib, verified=settings.verify_data)
         with watch.stage("outcome"):
-            return distributed.broadcast_object(checks, kinds=(Check,))
+            return [Check(**each) for each in distributed.broadcast_object([asdict(check) for check in checks])]
 
 
 def _gather(
@@ -51,20 +51,24 @@ def _gather(
         opens = world.local_rank == 0
         own = replace(own, data=tuple(probes.look_at_data(place, opens=opens) for place in settings.data))
     with watch.stage("facts of all ranks"):
-        facts = distributed.gather_objects(own, kinds=FACTS)
+        facts = _of_all_ranks(own)
     if settings.verify_data:
         own = replace(own, data=probes.verify_data(own, facts, watch, progress=progress))
     if world.size > 1:
         own = _measure(world, settings, watch, own, facts)
     with watch.stage("facts of all ranks"):
-        return distributed.gather_objects(own, kinds=FACTS)
+        return _of_all_ranks(own)
+
+
+def _of_all_ranks(own: Facts) -> list[Facts]:
+    return [facts_from_plain(each) for each in distributed.gather_objects(asdict(own))]
 
 
 def _measure(world: World, settings: PreflightSettings, watch: Watch, own: Facts, facts: Sequence[Facts]) -> Facts:
     """Measure the facts that need several ranks."""
     with watch.stage("clocks"):
         offsets = probes.clock_offsets(world, probes.first_ranks(facts))
-        own = replace(own, clock_offset=distributed.broadcast_object(offsets).get(world.rank))
+        own = replace(own, clock_offset=dict(distributed.broadcast_object(list(offsets.items()))).get(world.rank))
     if settings.run_dir is not None:
         with watch.stage("run folder"):
             shared, seen = probes.try_shared_folder(world, settings.run_dir)

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.messages import Kinds, pack, unpack
+from dist_transformer.base.messages import pack, unpack
 from dist_transformer.runtime.world import World
 
 T = TypeVar("T")
@@ -36,54 +36,42 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def broadcast_object(value: T, kinds: Kinds = ()) -> T:
+def broadcast_object(value: T) -> T:
     """Return rank 0's value on every rank. Collective: every rank must call it.
 
     Args:
-        value: what `base.messages.pack` takes, which says what it changes; torch's own way would send pickles.
-        kinds: classes of dataclasses and named tuples in it.
+        value: JSON value; `base.messages.pack` says what it changes. torch's own way would send pickles.
     """
     if world_size() == 1:
         return value
-    device = _device_of(None)
-    content = pack(value, kinds) if rank() == 0 else b""
-    size = torch.tensor(len(content), device=device)
-    dist.broadcast(size, src=0)
-    message = _padded(content, int(size), device)
+    message = _message(value if rank() == 0 else None)
     dist.broadcast(message, src=0)
-    return unpack(message.cpu().numpy().tobytes(), kinds)
+    return _value_of(message)
 
 
-def gather_objects(value: T, group: dist.ProcessGroup | None = None, kinds: Kinds = ()) -> list[T]:
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Return every rank's value, in order of rank, on every rank of the group. Collective, as `broadcast_object` is."""
     ranks = world_size() if group is None else dist.get_world_size(group)
     if ranks == 1:
         return [value]
-    device = _device_of(group)
-    content = pack(value, kinds)
-    size = torch.tensor(len(content), device=device)
-    sizes = [torch.empty_like(size) for _ in range(ranks)]
-    dist.all_gather(sizes, size, group=group)
-    message = _padded(content, int(max(sizes)), device)
+    message = _message(value, group)
     messages = [torch.empty_like(message) for _ in range(ranks)]
     dist.all_gather(messages, message, group=group)
-    cut = (each[: int(size)].cpu().numpy().tobytes() for each, size in zip(messages, sizes, strict=True))
-    return [unpack(content, kinds) for content in cut]
+    return [_value_of(each) for each in messages]
 
 
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device of the tensors that a group takes: the CPU, except for groups of GPUs alone."""
-    if "cpu:" in str(dist.get_backend_config(group)):
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+def _message(value: Any, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Make a tensor of bytes as long as the longest one of the group, on the device that the group takes."""
+    has_cpu = "cpu:" in str(dist.get_backend_config(group))
+    device = torch.device("cpu") if has_cpu else torch.device("cuda", torch.cuda.current_device())
+    content = pack(value)
+    size = torch.tensor(len(content), device=device)
+    dist.all_reduce(size, dist.ReduceOp.MAX, group)
+    return torch.frombuffer(bytearray(content.ljust(int(size))), dtype=torch.uint8).to(device)
 
 
-def _padded(content: bytes, size: int, device: torch.device) -> torch.Tensor:
-    """Make a tensor of `size` bytes that begins with `content`."""
-    message = torch.zeros(size, dtype=torch.uint8)
-    if content:
-        message[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return message.to(device)
+def _value_of(message: torch.Tensor) -> Any:
+    return unpack(message.cpu().numpy().tobytes())
 
 
 def new_cpu_group(timeout_minutes: float, ranks: Sequence[int] | None = None) -> dist.ProcessGroup | None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.messages import Kinds, pack, unpack
+from dist_transformer.base.messages import pack, unpack
 from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
 
 T = TypeVar("T")
@@ -197,17 +197,17 @@ def _set_master_from_mpi() -> None:
     os.environ.setdefault("MASTER_PORT", str(port))
 
 
-def gather_by_mpi(communicator: Any, value: T, kinds: Kinds = ()) -> list[T]:
+def gather_by_mpi(communicator: Any, value: T) -> list[T]:
     """Return every rank's value, in order of rank, on every rank. Collective: every rank must call it.
 
     Args:
         communicator: communicator of mpi4py, whose own `allgather` would send pickles.
-        value: what `base.messages.pack` takes, with instances of `kinds`.
+        value: JSON value; `base.messages.pack` says what it changes.
     """
-    content = pack(value, kinds)
+    content = pack(value)
     sizes = np.empty(communicator.size, dtype=np.int64)
     communicator.Allgather(np.array([len(content)], dtype=np.int64), sizes)
     everything = np.empty(int(sizes.sum()), dtype=np.uint8)
     communicator.Allgatherv(np.frombuffer(content, dtype=np.uint8), [everything, sizes])
     ends = np.cumsum(sizes)
-    return [unpack(everything[end - size : end].tobytes(), kinds) for size, end in zip(sizes, ends, strict=True)]
+    return [unpack(everything[end - size : end].tobytes()) for size, end in zip(sizes, ends, strict=True)]

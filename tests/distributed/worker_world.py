@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import process_group
-from dist_transformer.runtime.world import World, read_world
+from dist_transformer.runtime.world import read_world
 
 
 def fail_on(rank: int, own: int) -> None:
@@ -43,7 +42,7 @@ def main() -> None:
             "sums": total.tolist(),
             "from_rank_0": distributed.broadcast_object(f"rank {world.rank}"),
             "gathered": distributed.gather_objects(world.rank),
-            "typed": repr(distributed.gather_objects((Path("a"), {world.rank: math.inf}, World()), kinds=(World,))),
+            "lists": repr(distributed.gather_objects((math.inf, {"own": world.rank}))),
             "long": [len(text) for text in distributed.gather_objects("ü" * 100_000 * world.rank)],
             "own_result": distributed.on_all_ranks(lambda: world.rank),
             "error": error_of(lambda: fail_on(1, world.rank)),

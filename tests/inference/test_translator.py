@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import random
 
@@ -230,14 +231,14 @@ def test_ranks_share_the_batches_of_one_process(
     assert decoded > 30 + 2 + 2
     monkeypatch.setattr(module, "world_size", lambda: world)
     monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
-    shares: list[dict[int, object]] = []
-    others = dict.fromkeys(range(decoded), module._EMPTY)
-    monkeypatch.setattr(module, "gather_objects", lambda value, **_: shares.append(value) or [others, value])
+    shares: list[list[object]] = []
+    others = [(number, [dataclasses.asdict(text) for text in module._EMPTY]) for number in range(decoded)]
+    monkeypatch.setattr(module, "gather_objects", lambda value: shares.append(value) or [others, value])
     for rank in range(world):
         monkeypatch.setattr(module, "rank", lambda rank=rank: rank)
         translator.translate_distributed(lines)
     assert sum(len(share) for share in shares) == decoded
-    monkeypatch.setattr(module, "gather_objects", lambda *_, **__: shares)
+    monkeypatch.setattr(module, "gather_objects", lambda _: shares)
     assert translator.translate_distributed(lines) == expected
 
 

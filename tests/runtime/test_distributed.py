@@ -316,7 +316,7 @@ def test_two_real_ranks_find_each_other(launcher: list[str]) -> None:
             "sums": [3, -2],
             "from_rank_0": "rank 0",
             "gathered": [0, 1],
-            "typed": repr([(Path("a"), {0: float("inf")}, World()), (Path("a"), {1: float("inf")}, World())]),
+            "lists": repr([[float("inf"), {"own": 0}], [float("inf"), {"own": 1}]]),
             "long": [0, 100_000],
             "own_result": rank,
             "error": "disk full",

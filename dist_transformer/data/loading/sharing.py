@@ -174,7 +174,7 @@ class Sharing:
         """Merge the problems of all nodes; if several nodes report the same shard, the lowest rank's text counts."""
         with self._agreeing:
             merged: dict[int, str] = {}
-            for found in reversed(distributed.gather_objects(problems, self._group)):
+            for found in reversed(distributed.gather_objects(list(problems.items()), self._group)):
                 merged.update(found)
             return merged
 

@@ -177,7 +177,7 @@ def encode_chunks(
             source_tags=settings.source_tags,
             keep_overlap=settings.keep_overlap,
             segmentations=settings.segmentations,
-            strengths=strengths,
+            strengths=tuple(strengths),
         )
 
     runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])

@@ -215,7 +215,7 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
         for part, (_, source) in enumerate(parts)
     ]
     runner.run("read", tasks, collect)
-    for others in runner.ranks.gather(dict(sizes)):
+    for others in map(dict, runner.ranks.gather(list(sizes.items()))):
         for part in others.keys() - sizes.keys():
             collect(part, others[part])
     pairs = [(chunk_name(number, chunk), size) for number in sorted(sizes) for chunk, size in enumerate(sizes[number])]
@@ -246,7 +246,7 @@ def survey_chunks(
     runner.run("look", tasks, lambda _, found: add(found), sizes=[chunk.pairs for chunk in chunks])
     mine = {
         "usable": survey.usable,
-        "candidates": survey.candidates,
+        "candidates": survey.candidates.tolist(),
         "folded": dict(survey.folded),
         "traces": dict(survey.traces),
     }

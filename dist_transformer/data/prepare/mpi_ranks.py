@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from dist_transformer.base.errors import TransientError, UserError
-from dist_transformer.base.messages import Kinds
 from dist_transformer.runtime.launch import load_mpi
 from dist_transformer.runtime.world import find_world, gather_by_mpi
 
@@ -75,20 +74,20 @@ class MpiRanks:
         from mpi4py import MPI
 
         node = self._all.Split_type(MPI.COMM_TYPE_SHARED)
-        return max(1, len(set().union(*gather_by_mpi(node, mine))) // node.size)
+        return max(1, len(set().union(*gather_by_mpi(node, sorted(mine)))) // node.size)
 
-    def gather(self, value: T, kinds: Kinds = ()) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return every rank's value, in order of rank, on every rank.
 
         Collective: every rank must call it.
 
         Args:
-            value: what `base.messages.pack` takes, with instances of `kinds`.
+            value: JSON value; `base.messages.pack` says what it changes.
         """
         if self.size == 1:
             return [value]
         self._meet()
-        return gather_by_mpi(self._all, value, kinds)
+        return gather_by_mpi(self._all, value)
 
     def together(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank. If it fails, raise the error of the lowest failed rank on all, so that none waits.
@@ -112,15 +111,12 @@ class MpiRanks:
             raise _error(*first)
         return cast(T, value)
 
-    def lead(self, work: Callable[[], T], kinds: Kinds = ()) -> T:
-        """Do `work` on rank 0 alone, and return its result, or raise its error, on every rank.
+    def lead(self, work: Callable[[], T]) -> T:
+        """Do `work` on rank 0 alone, and return its result, a JSON value, or raise its error, on every rank.
 
         Collective: every rank must call it.
-
-        Args:
-            kinds: classes in the result, as in `gather`.
         """
-        return cast(T, self.gather(self.together(lambda: work() if self.is_main else None), kinds)[0])
+        return cast(T, self.gather(self.together(lambda: work() if self.is_main else None))[0])
 
     def poll(self) -> None:
         """Raise `StoppedError` if another rank has failed."""

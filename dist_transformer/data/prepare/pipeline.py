@@ -13,7 +13,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, whole_path, write_file
+from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.presets import preset_for
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
@@ -73,18 +74,17 @@ _MARKED_PAIRS = 20_000
 # Validation lines, at most, that show whether the sides are swapped.
 _LOOKED_AT = 1_000
 
-# Classes in the index, for messages.
-_INDEX = (DataIndex, SplitInfo, ShardInfo, TextInfo, LanguageMarks)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Validation:
-    pairs: list[Pair]
+    """The validation text, on rank 0; empty on the others."""
+
+    pairs: list[Pair] = field(default_factory=list)
     """Pairs with text on both sides."""
-    empty: int
-    long_lines: int
+    empty: int = 0
+    long_lines: int = 0
     """Number of pairs with a line above `LONGEST_LINE`."""
-    held_out: np.ndarray
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Numbers of these pairs in the training text, sorted; empty if validation text was given."""
 
 
@@ -112,9 +112,10 @@ def prepare(
     with _shared_work(settings.out, name, ranks, say) as work, WorkerPool(settings.workers) as pool:
         if not ranks.lead(work.whole.exists):
             _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
-        index = ranks.lead(lambda: DataFolder.open(work.whole).index, kinds=_INDEX)
-    _report_result(index, settings, time.monotonic() - started, say)
-    return index
+        index = ranks.lead(lambda: to_plain(DataFolder.open(work.whole).index))
+    made = from_plain(DataIndex, index, str(settings.out))
+    _report_result(made, settings, time.monotonic() - started, say)
+    return made
 
 
 def _checked(settings: PrepareSettings, report: Report) -> str:
@@ -137,7 +138,7 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
 def _shared_work(out: Path, name: str, ranks: MpiRanks, report: Report) -> Iterator[Work]:
     """Yield the work folder, which rank 0 makes, locks and removes for all ranks."""
     with contextlib.ExitStack() as stack:
-        work = ranks.lead(lambda: stack.enter_context(work_folder(out, name, report)), kinds=(Work,))
+        work = Work(folder=Path(ranks.lead(lambda: str(stack.enter_context(work_folder(out, name, report)).folder))))
         try:
             yield work
         except (UserError, OSError):
@@ -154,13 +155,16 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     survey = survey_chunks(runner, settings, chunks, normalizations(settings))
     warn_of_folding(settings, survey, pairs_read, report)
     warn_of_traces(survey.traces, pairs_read, report)
-    validation = ranks.lead(lambda: _validation(work, settings, chunks, survey, report), kinds=(_Validation,))
-    ranks.lead(lambda: make_tokenizer(work, settings, chunks, validation.held_out, report))
+    validation = ranks.together(
+        lambda: _validation(work, settings, chunks, survey, report) if ranks.is_main else _Validation()
+    )
+    held_out = np.array(ranks.lead(validation.held_out.tolist), dtype=np.int64)
+    ranks.lead(lambda: make_tokenizer(work, settings, chunks, held_out, report))
     ranks.lead(lambda: write_validation_keys(work, validation.pairs))
-    found, tokens, several = encode_chunks(runner, settings, chunks, validation.held_out, report)
+    found, tokens, several = encode_chunks(runner, settings, chunks, held_out, report)
     overlap = found["in_validation"]
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
-    kept = pairs_read - len(validation.held_out) - dropped.total()
+    kept = pairs_read - len(held_out) - dropped.total()
     _require_pairs(kept, dropped, settings)
     repeats = count_repeats(runner, chunks, kept)
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
@@ -189,7 +193,7 @@ def _validation(
         rows = chunk.rows_of(held_out)
         if len(rows):
             pairs += zip(*chunk.texts(work, rows), strict=True)
-    return _Validation(pairs=pairs, empty=0, long_lines=0, held_out=held_out)
+    return _Validation(pairs=pairs, held_out=held_out)
 
 
 def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
@@ -205,8 +209,7 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     report(f"validation: {len(read):,} pairs from {names}, {len(given) - len(pairs):,} empty{also} left out")
     sources, targets = map(list, zip(*pairs, strict=True))
     warn_of_traces(count_traces(sources, targets), len(pairs), report, of="validation ")
-    nothing = np.zeros(0, dtype=np.int64)
-    return _Validation(pairs=pairs, empty=len(given) - len(pairs), long_lines=long_lines, held_out=nothing)
+    return _Validation(pairs=pairs, empty=len(given) - len(pairs), long_lines=long_lines)
 
 
 def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) -> None:

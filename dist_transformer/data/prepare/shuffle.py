@@ -128,7 +128,7 @@ def write_shards(
     written: dict[int, list[list[dict[str, Any]]]] = {}
     sizes = [task.pairs.stop - task.pairs.first for task in last]
     runner.run("write", last, written.__setitem__, unit="shard", sizes=sizes)
-    for others in runner.ranks.gather(dict(written)):
+    for others in runner.ranks.gather(list(written.items())):
         written.update(others)
     infos = itertools.chain.from_iterable(written[task] for task in range(len(last)))
     return [[ShardInfo(**info) for info in shard] for shard in infos]

@@ -120,7 +120,7 @@ def _count(
     counts: dict[int, list[int]] = {}
     work_sizes = [task.stop - task.start for task in tasks]
     runner.run("count", tasks, counts.__setitem__, unit="byte", sizes=work_sizes)
-    for others in runner.ranks.gather(dict(counts)):
+    for others in runner.ranks.gather(list(counts.items())):
         counts.update(others)
     blocks: dict[tuple[int, int], list[int]] = {
         (number, side): [] for number, found in sizes.items() for side in range(len(found))

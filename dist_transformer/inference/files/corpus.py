@@ -90,6 +90,16 @@ class _Start:
     finished: frozenset[int] = frozenset()
     """Chunks that an earlier start translated."""
 
+    def to_plain(self) -> list[Any]:
+        chunks = [(lines, digest.hex()) for lines, digest in self.source.chunks]
+        return [str(self.folder), chunks, self.source.sha256, self.translation, sorted(self.finished)]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> "_Start":
+        folder, chunks, sha256, translation, finished = plain
+        source = Source(chunks=tuple((lines, bytes.fromhex(digest)) for lines, digest in chunks), sha256=sha256)
+        return cls(folder=Path(folder), source=source, translation=translation, finished=frozenset(finished))
+
     def part(self, chunk: int) -> Part:
         return Part(
             path=self.folder / f"{chunk:06d}",
@@ -128,9 +138,10 @@ def translate_corpus(
     """
     with contextlib.ExitStack() as held:
         begun, fence = on_all_ranks(lambda: _begin(job, held) if rank() == 0 else (None, unfenced))
-        start = broadcast_object(begun, kinds=(_Start, Source))
-        if start is None:
+        plain = broadcast_object(None if begun is None else begun.to_plain())
+        if plain is None:
             return
+        start = _Start.from_plain(plain)
         began = time.monotonic()
         on_all_ranks(lambda: _translate_share(job, start, translate, text_of, fence))
         on_all_ranks(lambda: _finish(job, start, fence) if rank() == 0 else None)

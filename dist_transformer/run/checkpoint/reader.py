@@ -67,7 +67,8 @@ def newest_checkpoint(run_dir: Path, warn: Callable[[str], None]) -> Path | None
     Raises:
         UserError: there are checkpoints, and all are damaged. Training does not silently start from the beginning.
     """
-    found = distributed.broadcast_object(checkpoints_of(run_dir))
+    names = distributed.broadcast_object([path.name for path in checkpoints_of(run_dir)])
+    found = [run_dir / CHECKPOINTS / name for name in names]
     for path in found:
         problem = _agreed_problem(path)
         if problem is None:
