@@ -108,7 +108,7 @@ class Watchdog:
         self._heartbeats: Heartbeats | None = None
         self._failure: Failure | None = None
         self._closed = threading.Event()
-        # Every thread that writes to the run folder holds this lock. Once `_closed` is set under it, no thread writes.
+        # Once `_closed` is set under this lock, no beat is written.
         self._writing = threading.Lock()
         self._launchers: LauncherWatch | None = None
 
@@ -194,9 +194,9 @@ class Watchdog:
         return None if first.rank == own.rank else first
 
     def close(self) -> None:
-        """End well: afterwards this rank does not write to the run folder any more.
+        """End well: afterwards this rank has no heartbeat.
 
-        Waits for a write in progress. The watch continues meanwhile, so a file system that hangs here ends the process
+        Waits for a beat in progress. The watch continues meanwhile, so a file system that hangs here ends the process
         as it does elsewhere.
         """
         self.enter(Phase.LEAVING, self._moment.step)
@@ -279,33 +279,25 @@ class Watchdog:
         if self._heartbeats is None:
             return
         file = self._heartbeats.run_dir / HANGS / f"rank-{self.world.rank}.txt"
-        with self._writing:
-            if self._closed.is_set():
-                return
-            self._heartbeats.first_failure(failure)
-            make_folder(file.parent)
-            remove(file)
-            with append_to(file) as stacks:
-                stacks.write(f"{head}\n".encode())
-                stacks.flush()
-                faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
+        self._heartbeats.first_failure(failure)
+        make_folder(file.parent)
+        remove(file)
+        with append_to(file) as stacks:
+            stacks.write(f"{head}\n".encode())
+            stacks.flush()
+            faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
         # This takes several beats, during which this rank's own beats must continue.
         verdict = self._heartbeats.who_is_behind(wait_seconds=_SILENT_BEATS * self._interval)
         if self.world.size > 1:
             verdict += f"\n{COLLECTIVE_ADVICE}"
-        with self._writing:
-            if self._closed.is_set():
-                return
-            with append_to(file) as stacks:
-                stacks.write(f"{verdict}\n".encode())
+        with append_to(file) as stacks:
+            stacks.write(f"{verdict}\n".encode())
         _tell(verdict)
         # Last, because it asks NCCL, which may hang.
         if (record := collective_record()) is not None:
             file = file.with_name(f"nccl-rank-{self.world.rank}.json")
-            with self._writing:
-                if not self._closed.is_set():
-                    write_file(file, record)
-                    _tell(f"the last collectives of rank {self.world.rank} are in {file}")
+            write_file(file, record)
+            _tell(f"the last collectives of rank {self.world.rank} are in {file}")
 
     def _exit(self, reason: str, *, status: int = 1) -> None:
         """End the process, unless this rank has ended well in the meantime."""
