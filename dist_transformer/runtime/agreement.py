@@ -3,7 +3,6 @@
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 from dist_transformer.base.errors import UserError
@@ -28,14 +27,11 @@ def require_agreement(stated: Mapping[str, Any]) -> None:
     """
     if world_size() == 1:
         return
-    statement = statement_of(stated)
-    # Usually, one hash is enough.
-    if len(set(gather_objects(sha256(json.dumps(statement, sort_keys=True).encode()).hexdigest()))) == 1:
-        return
-    difference = first_difference(gather_objects((socket.gethostname(), statement)))
-    raise UserError(
-        f"the ranks were started differently ({difference}): use the same command, code and libraries on all ranks"
-    )
+    difference = first_difference(gather_objects((socket.gethostname(), statement_of(stated))))
+    if difference is not None:
+        raise UserError(
+            f"the ranks were started differently ({difference}): use the same command, code and libraries on all ranks"
+        )
 
 
 def statement_of(stated: Mapping[str, Any]) -> dict[str, str]:
@@ -46,11 +42,11 @@ def statement_of(stated: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in flat.items() if name not in _OWN}
 
 
-def first_difference(statements: Sequence[tuple[str, Mapping[str, str]]]) -> str:
-    """Describe the first name whose values differ between rank 0 and the next rank with another value.
+def first_difference(statements: Sequence[tuple[str, Mapping[str, str]]]) -> str | None:
+    """Describe the first name whose values differ between rank 0 and the next rank with another value; None if equal.
 
     Args:
-        statements: host and statement of each rank, some of which differ.
+        statements: host and statement of each rank.
     """
     host, first = statements[0]
     for rank, (other_host, other) in enumerate(statements):
@@ -58,7 +54,7 @@ def first_difference(statements: Sequence[tuple[str, Mapping[str, str]]]) -> str
             if first.get(name) != other.get(name):
                 ours, theirs = (each.get(name, "not given") for each in (first, other))
                 return f"{name} is {ours:.100} on rank 0 ({host}) and {theirs:.100} on rank {rank} ({other_host})"
-    raise ValueError("the statements are equal")
+    return None
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -146,15 +146,12 @@ def _numbered(rank: str, size: str, local_rank: str, local_size: str) -> World:
         raise UserError(
             f"the launcher's variables are not numbers ({shown}): start the job with its launcher"
         ) from None
-    if not 0 <= values[0] < values[1]:
-        raise UserError(
-            f"{rank} is {values[0]} but {size} is {values[1]}: unset them or start the job with its launcher"
-        )
-    if not 0 <= values[2] < values[3]:
-        raise UserError(
-            f"{local_rank} is {values[2]} but {local_size} is {values[3]}: unset them or start the job with its "
-            "launcher"
-        )
+    for at in (0, 2):
+        if not 0 <= values[at] < values[at + 1]:
+            raise UserError(
+                f"{names[at]} is {values[at]} but {names[at + 1]} is {values[at + 1]}: unset them or start the job "
+                "with its launcher"
+            )
     return World(rank=values[0], size=values[1], local_rank=values[2], local_size=values[3])
 
 

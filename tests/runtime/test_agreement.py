@@ -32,6 +32,7 @@ def test_the_code_of_extensions_is_stated(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_first_difference_is_named_with_its_ranks() -> None:
     same = ("a", {"seed": "1", "data": "x"})
+    assert first_difference([same, same]) is None
     assert first_difference([same, same, ("b", {"seed": "2", "data": "y"})]) == (
         "seed is 1 on rank 0 (a) and 2 on rank 2 (b)"
     )
