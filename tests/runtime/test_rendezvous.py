@@ -191,7 +191,7 @@ from dist_transformer.runtime.world import read_world
 
 with process_group(read_world()):
     opened = {each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"}
-    if gathered := set().union(*gather_objects(opened)):
+    if gathered := set().union(*gather_objects(sorted(opened))):
         # One write, which the other rank cannot interrupt, also without buffers.
         sys.stdout.write(" ".join(("ports on", *gathered)) + "\\n")
 """
