@@ -23,7 +23,7 @@ _AT_ONCE = 10
 _FOREIGN = b"mine\n"
 _TRANSLATE = "translate"
 # In the last three, all parts are there; in the last one, the output is complete.
-_KILLED_IN = (_TRANSLATE, _TRANSLATE, _TRANSLATE, "_finish", "move", "_remove_parts")
+_KILLED_IN = (_TRANSLATE, _TRANSLATE, _TRANSLATE, "_finish", "_completion", "_remove_parts")
 _WORDS = ("a", "bird", "", "sings", "in", "trees", "§", "很", "good")
 
 
@@ -119,17 +119,6 @@ def plain_text(place: Place) -> None:
     put(place.part(), b"a translation by hand\n" * place.generator.randrange(5))
 
 
-def link(place: Place) -> None:
-    part = place.part()
-    part.unlink(missing_ok=True)
-    place.generator.choice((os.symlink, os.link))(place.other / "000000", part)
-
-
-def foreign_name(place: Place) -> None:
-    name = place.generator.choice(("000099", "1", "notes.txt", "0000000"))
-    (place.job.parts / name).write_text("mine\n", encoding="utf-8")
-
-
 def flip_manifest(place: Place) -> None:
     flip_bit(place.job.parts / "manifest.json", place)
 
@@ -182,10 +171,9 @@ def edit_output(place: Place) -> None:
         flip_bit(place.job.output, place)
 
 
-def leave_whole(place: Place) -> None:
-    """Leave parts that were joined, and the word that they are complete."""
-    for name in ("whole", "complete"):
-        (place.job.parts / name).write_text("mine\n", encoding="utf-8")
+def claim_completion(place: Place) -> None:
+    """Leave the word that the output is complete."""
+    (place.job.parts / "complete").write_text("mine\n", encoding="utf-8")
 
 
 def remove_lock(place: Place) -> None:
@@ -193,10 +181,10 @@ def remove_lock(place: Place) -> None:
 
 
 HARMS: Mapping[str, tuple[Harm, ...]] = {
-    "parts": (cut, cut_at_a_line, empty, zeros, flip, append, remove_part, swap, repeat, plain_text, link),
+    "parts": (cut, cut_at_a_line, empty, zeros, flip, append, remove_part, swap, repeat, plain_text),
     "manifest": (flip_manifest, cut_manifest, take_manifest, remove_manifest),
     "inputs": (edit_input, drop_line, touch_input),
-    "other commands": (take_part, foreign_name, mark_complete, edit_output, leave_whole, remove_lock),
+    "other commands": (take_part, mark_complete, edit_output, claim_completion, remove_lock),
 }
 
 
@@ -335,7 +323,7 @@ def quiet() -> Iterator[None]:
 CAMPAIGN = Campaign(
     name="translation_parts",
     must_hold=(
-        "after a kill, or while the command runs, parts, manifest, inputs or output are damaged, exchanged or linked: "
+        "after a kill, or while the command runs, parts, manifest, inputs or output are damaged or exchanged: "
         "the same command then ends with the output of an undisturbed one, byte for byte, or with one sentence and no "
         "output of its own; files of another translation stay as they are"
     ),

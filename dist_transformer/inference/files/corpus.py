@@ -4,14 +4,13 @@
     OUT.parts/000000 …         sealed translations of each chunk, a fixed number of input lines (see parts.py)
     OUT.parts/lock             held by rank 0 while it runs
     OUT.parts/failed           a rank has failed, so the others stop
-    OUT.parts/whole            all chunks in one file, which is renamed to OUT
-    OUT.parts/complete         `whole` is complete, under this name or as OUT; it states the SHA-256
+    OUT.parts/complete         SHA-256 of the translation and of OUT, which is complete
 
 The chunks do not depend on the number of ranks, and batches are formed within a chunk, so the output does not depend on
 it either. Every rank reads the inputs and translates its own chunks. Ranks exchange no text, and each of them holds one
 chunk in memory.
 
-A part is used only with its seal, and inputs that change while they are translated end the translation without an
+A part is used only with its seal, and inputs that change before they are translated end the translation without an
 output. The other ranks write no file but parts, so a rank of a translation that has lost the folder does no harm.
 """
 
@@ -29,8 +28,6 @@ from typing import Any, cast
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
     make_folder,
-    move,
-    read_small,
     remove,
     remove_tree,
     remove_unfinished,
@@ -39,16 +36,14 @@ from dist_transformer.base.files import (
     write_file,
 )
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
-from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.inference.files.manifest import MANIFEST_FILE, manifest_of, require_same
-from dist_transformer.inference.files.parts import Part, Source, in_chunks, is_source_of, parts_of, read_source
+from dist_transformer.inference.files.parts import Part, Source, describe_chunk, in_chunks, parts_of, read_source
 from dist_transformer.inference.translator import Translation
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 
-_FAILED, _WHOLE, _COMPLETE = "failed", "whole", "complete"
-_OWN_NAMES = {MANIFEST_FILE, LOCK_FILE, _FAILED, _WHOLE, _COMPLETE}
+_FAILED, _COMPLETE = "failed", "complete"
 _SECONDS_BETWEEN_REPORTS = 30.0
 Translate = Callable[[list[str], int, dict[str, list[str]]], Sequence[Translation]]
 
@@ -105,7 +100,7 @@ class _Start:
             path=self.folder / f"{chunk:06d}",
             translation=self.translation,
             number=chunk,
-            chunk=self.source.chunks[chunk],
+            source_sha256=self.source.chunks[chunk][1],
         )
 
     def lines_of(self, chunks: Iterable[int]) -> int:
@@ -172,8 +167,8 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
             return None, fence
         # Another command may have written the output since the first check.
         _refuse_existing(job.output)
-        _check_names(job, start)
         remove_unfinished(job.parts)
+        remove_unfinished(job.output.parent, job.output.name)
         remove(job.parts / _FAILED)
         fence()
         write_file(job.parts / MANIFEST_FILE, manifest)
@@ -185,7 +180,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
 
 def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
     make_folder(job.parts)
-    names = {path.name for path in job.parts.iterdir()} - {LOCK_FILE}
+    names = {path.name for path in job.parts.iterdir()} - {LOCK_FILE, _COMPLETE}
     if MANIFEST_FILE not in names and not all(name.startswith(".") for name in names):
         raise UserError(f"{job.parts} holds files that are not of a translation: choose another --output, or remove it")
     words = Words(
@@ -201,21 +196,6 @@ def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
     return held.enter_context(sole_writer(job.parts, words, _report, patience=PATIENCE_SECONDS))
 
 
-def _check_names(job: CorpusJob, start: _Start) -> None:
-    """Refuse a folder of parts with anything in it that no translation of this job has made.
-
-    Raises:
-        UserError: there is such a thing; the message names it.
-    """
-    known = _OWN_NAMES | {start.part(chunk).path.name for chunk in range(len(start.source.chunks))}
-    for path in job.parts.iterdir():
-        # Temporary files of killed writers, and those of NFS.
-        if path.name.startswith("."):
-            continue
-        if path.name not in known:
-            raise UserError(f"{path} is not of this translation: remove it, or choose another --output")
-
-
 def _with_finished(start: _Start) -> _Start:
     """Find the parts that are sound, and report those that are not."""
     present = start.present()
@@ -229,22 +209,19 @@ def _with_finished(start: _Start) -> _Start:
 def _is_complete(job: CorpusJob, start: _Start) -> bool:
     """Decide whether the output is what a start of this translation has written."""
     file = job.parts / _COMPLETE
-    if not file.exists() or not job.output.is_file() or (job.parts / _WHOLE).exists():
-        return False
-    return read_small(file) == _completion(start, sha256_of(job.output))
+    return file.exists() and job.output.is_file() and file.read_bytes() == _completion(start, job.output)
 
 
-def _completion(start: _Start, sha256: str) -> bytes:
-    return with_own_hash({"translation": start.translation, "lines": start.source.lines, "output_sha256": sha256})
+def _completion(start: _Start, whole: Path) -> bytes:
+    return f"{start.translation} {sha256_of(whole)}\n".encode()
 
 
 def _remove_parts(job: CorpusJob, fence: Fence) -> None:
-    """Remove the folder of parts. While it has parts, it states that the output is complete."""
+    """Remove the folder of parts. Until its end, it states that the output is complete."""
     fence()
     for path in job.parts.iterdir():
-        if path.name not in (MANIFEST_FILE, LOCK_FILE, _COMPLETE):
+        if path.name != _COMPLETE:
             remove_tree(path)
-    remove(job.parts / _COMPLETE)
     remove_tree(job.parts)
 
 
@@ -287,7 +264,7 @@ def _translate_share(
                 found = translate(*_taken_apart(job, lines, first))
                 numbered = zip(range(first, first + len(lines)), found, strict=True)
                 start.part(chunk).write((text_of(number, one) for number, one in numbered), fence)
-    except UserError:
+    except Exception:
         with contextlib.suppress(OSError, UserError):
             fence()
             write_file(job.parts / _FAILED, "")
@@ -304,7 +281,7 @@ def _share(job: CorpusJob, start: _Start) -> Iterator[tuple[int, list[str]]]:
             raise _changed(job)
         if chunk in start.finished or next(left) % world_size() != rank():
             continue
-        if not is_source_of(stated, lines):
+        if stated != describe_chunk(lines):
             raise _changed(job)
         yield chunk, lines
         if rank() == 0 and time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
@@ -324,30 +301,27 @@ def _changed(job: CorpusJob) -> UserError:
 
 
 def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
-    """Join the parts, if they and the inputs are what they must be, and give the whole its name."""
-    if read_source(_lines(job), job.chunk_lines) != start.source:
-        raise _changed(job)
+    """Join the parts to the output, if they are what they must be."""
     with _explained(job):
-        fence()
-        with whole_path(job.parts / _WHOLE) as beside, beside.open("wb") as whole:
+        with whole_path(job.output) as beside:
             written = 0
-            for chunk in range(len(start.source.chunks)):
-                lines = start.part(chunk).copy(whole)
-                if lines is None:
-                    raise UserError(
-                        f"{start.part(chunk).path} was changed or removed by another program: rerun the same command "
-                        "to translate it again"
-                    )
-                written += lines
-        if job.one_line_each and written != start.source.lines:
-            raise UserError(
-                f"{job.output} would have {written:,} lines for {start.source.lines:,} input lines: remove {job.parts} "
-                "and start again"
-            )
-        write_file(job.parts / _COMPLETE, _completion(start, sha256_of(job.parts / _WHOLE)))
-        _refuse_existing(job.output)
-        fence()
-        move(job.parts / _WHOLE, job.output)
+            with beside.open("wb") as whole:
+                for chunk in range(len(start.source.chunks)):
+                    lines = start.part(chunk).copy(whole)
+                    if lines is None:
+                        raise UserError(
+                            f"{start.part(chunk).path} was changed or removed by another program: rerun the same "
+                            "command to translate it again"
+                        )
+                    written += lines
+            if job.one_line_each and written != start.source.lines:
+                raise UserError(
+                    f"{job.output} would have {written:,} lines for {start.source.lines:,} input lines: remove "
+                    f"{job.parts} and start again"
+                )
+            fence()
+            write_file(job.parts / _COMPLETE, _completion(start, beside))
+            _refuse_existing(job.output)
         _remove_parts(job, fence)
 
 

@@ -1,12 +1,12 @@
 """The manifest of a translation: everything that determines its output, and the comparison with an earlier start."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small, sha256_of
-from dist_transformer.base.verified import has_own_hash, with_own_hash
+from dist_transformer.base.files import sha256_of
 from dist_transformer.config.plain import parse_json
 from dist_transformer.inference.files.parts import Source
 from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
@@ -16,18 +16,16 @@ MANIFEST_FILE = "manifest.json"
 
 
 def manifest_of(models: Sequence[Path], source: Source, settings: Mapping[str, Any]) -> bytes:
-    """Return the content of a manifest: version, SHA-256 of the models' files and of the text, settings, own hash."""
-    return with_own_hash(
-        {
-            "version": __version__,
-            "models": [
-                {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)}
-                for model in models
-            ],
-            "inputs": {"lines": source.lines, "sha256": source.sha256},
-            "settings": settings,
-        }
-    )
+    """Return the content of a manifest: version, SHA-256 of the models' files and of the text, and settings."""
+    values = {
+        "version": __version__,
+        "models": [
+            {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)} for model in models
+        ],
+        "inputs": {"lines": source.lines, "sha256": source.sha256},
+        "settings": settings,
+    }
+    return (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def require_same(parts: Path, manifest: bytes) -> None:
@@ -39,18 +37,11 @@ def require_same(parts: Path, manifest: bytes) -> None:
     file = parts / MANIFEST_FILE
     if not file.exists():
         return
-    content = read_small(file)
-    if content == manifest:
-        return
-    now = parse_json(manifest)
     try:
-        before = parse_json(content)
-        is_sound = has_own_hash(content, str(before["sha256"])) and before.keys() == now.keys()
+        other = _differences(parse_json(file.read_bytes()), parse_json(manifest))
     except (ValueError, LookupError, TypeError):
-        is_sound = False
-    if not is_sound:
-        raise UserError(f"{file} is damaged, or of another version: remove {parts} to start again")
-    if other := _differences(before, now):
+        raise UserError(f"{file} is damaged, or of another version: remove {parts} to start again") from None
+    if other:
         raise UserError(
             f"{parts} was started {' and '.join(other)}: use the same settings and files to resume it, or remove that "
             "folder to start again"

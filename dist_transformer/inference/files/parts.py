@@ -1,13 +1,12 @@
-"""Sealed parts of a translation: only a part with the seal that it must have becomes part of the output.
+"""Parts of a translation, each with a seal: only a part with the seal that it must have becomes part of the output.
 
-A part is a file of one line of JSON, its seal, and then the translations of one chunk of the inputs. The seal states
-the translation, the chunk, its source text and its translations, by SHA-256. So a part that is damaged, empty, in the
-place of another one, of another translation or of other source lines is recognized, and translated again.
+A part is a file of one line, its seal, and then the translations of one chunk of the inputs. The seal is the SHA-256 of
+the translation, the chunk, its source text and its translations. So a part that is damaged, empty, in the place of
+another one, of another translation or of other source lines is recognized, and translated again.
 """
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ def parts_of(output: Path) -> Path:
 class Source:
     """Text of the inputs."""
 
-    chunks: tuple[tuple[int, bytes], ...]
+    chunks: tuple[tuple[int, str], ...]
     """Lines and SHA-256 of each chunk."""
     sha256: str
     """SHA-256 of all lines, each with a line end."""
@@ -40,11 +39,10 @@ class Source:
 
 def read_source(lines: Iterable[str], chunk_lines: int) -> Source:
     """Read the lines of all inputs, and keep one chunk of them in memory."""
-    whole, chunks = hashlib.sha256(), list[tuple[int, bytes]]()
+    whole, chunks = hashlib.sha256(), list[tuple[int, str]]()
     for chunk in in_chunks(lines, chunk_lines):
-        text = _as_bytes(chunk)
-        whole.update(text)
-        chunks.append((len(chunk), hashlib.sha256(text).digest()))
+        whole.update(_as_bytes(chunk))
+        chunks.append(describe_chunk(chunk))
     return Source(chunks=tuple(chunks), sha256=whole.hexdigest())
 
 
@@ -55,9 +53,9 @@ def in_chunks(lines: Iterable[str], chunk_lines: int) -> Iterator[list[str]]:
         yield chunk
 
 
-def is_source_of(chunk: tuple[int, bytes], lines: list[str]) -> bool:
-    """Return whether a chunk of a `Source` has these lines."""
-    return chunk == (len(lines), hashlib.sha256(_as_bytes(lines)).digest())
+def describe_chunk(lines: list[str]) -> tuple[int, str]:
+    """Return the entry of a chunk in a `Source`."""
+    return len(lines), hashlib.sha256(_as_bytes(lines)).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +66,14 @@ class Part:
     translation: str
     """SHA-256 of everything that determines the output."""
     number: int
-    chunk: tuple[int, bytes]
-    """Lines and SHA-256 of the source text."""
+    source_sha256: str
 
     def write(self, texts: Iterable[str], fence: Fence) -> None:
         """Write the translations of each line, with their seal."""
-        content = "".join(texts).encode("utf-8")
+        content, seal = "".join(texts).encode("utf-8"), self._seal()
+        seal.update(content)
         fence()
-        write_file(self.path, self._seal(content.count(b"\n"), hashlib.sha256(content)) + content)
+        write_file(self.path, f"{seal.hexdigest()}\n".encode() + content)
 
     def copy(self, whole: BinaryIO | None = None) -> int | None:
         """Read the part, compare it with its seal, and count its lines; None if it is absent or is not this part.
@@ -86,31 +84,21 @@ class Part:
         Raises:
             OSError: it cannot be read, or `whole` cannot be written.
         """
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
+        if not self.path.exists():
             return None
-        with file:
+        with self.path.open("rb") as file:
             # A longer line is no seal.
-            stated, found, lines = file.readline(_BLOCK), hashlib.sha256(), 0
+            stated, found, lines = file.readline(_BLOCK), self._seal(), 0
             while block := file.read(_BLOCK):
                 found.update(block)
                 lines += block.count(b"\n")
                 if whole is not None:
                     whole.write(block)
-        return lines if stated == self._seal(lines, found) else None
+        return lines if stated == f"{found.hexdigest()}\n".encode() else None
 
-    def _seal(self, lines: int, text: "hashlib._Hash") -> bytes:
-        source_lines, source = self.chunk
-        seal = {
-            "translation": self.translation,
-            "chunk": self.number,
-            "source_lines": source_lines,
-            "source_sha256": source.hex(),
-            "lines": lines,
-            "sha256": text.hexdigest(),
-        }
-        return json.dumps(seal).encode() + b"\n"
+    def _seal(self) -> "hashlib._Hash":
+        """Begin the seal; the translations follow."""
+        return hashlib.sha256(f"{self.translation} {self.number} {self.source_sha256}\n".encode())
 
 
 def _as_bytes(lines: Iterable[str]) -> bytes:

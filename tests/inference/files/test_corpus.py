@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -133,10 +132,9 @@ def test_what_is_finished_is_kept(job: CorpusJob, capsys: pytest.CaptureFixture[
     assert not job.output.exists()
     seal, _, text = (job.parts / "000001").read_text().partition("\n")
     assert text == "2 \n3 FOUR\n"
-    stated = json.loads(seal)
-    assert (stated["chunk"], stated["source_lines"], stated["lines"]) == (1, 2, 2)
-    assert stated["source_sha256"] == hashlib.sha256(b"\nfour\n").hexdigest()
-    assert stated["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    translation = hashlib.sha256((job.parts / "manifest.json").read_bytes()).hexdigest()
+    source = hashlib.sha256(b"\nfour\n").hexdigest()
+    assert seal == hashlib.sha256(f"{translation} 1 {source}\n{text}".encode()).hexdigest()
     # What a killed writer leaves.
     (job.parts / ".000002.abc.tmp").write_text("torn")
     begin(job)
@@ -261,9 +259,10 @@ def test_an_input_that_shrinks_meanwhile_is_noticed(job: CorpusJob) -> None:
 
 
 def test_a_rank_that_fails_stops_the_others(job: CorpusJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="no memory"):
-        translate_corpus(job, Shouter(stop_at=2, failure=UserError("no memory")), as_text)
-    assert (job.parts / "failed").exists()
+    for failure in (UserError("no memory"), TypeError("unexpected")):
+        with pytest.raises(type(failure), match=str(failure)):
+            translate_corpus(job, Shouter(stop_at=2, failure=failure), as_text)
+        assert (job.parts / "failed").exists()
     other = Shouter()
     corpus._translate_share(job, start_of(job), other, as_text, unfenced)
     assert other.firsts == []
@@ -320,11 +319,10 @@ def swap(parts: Path) -> None:
 
 def take_that_of_another_job(parts: Path) -> None:
     """Bring the part of a translation with other settings."""
-    part = parts / "000001"
-    seal, _, text = part.read_text().partition("\n")
-    other = text.replace("FOUR", "VIER")
-    stated = json.loads(seal) | {"translation": "0" * 64, "sha256": hashlib.sha256(other.encode()).hexdigest()}
-    part.write_text(f"{json.dumps(stated)}\n{other}")
+    part, source = parts / "000001", hashlib.sha256(b"\nfour\n").hexdigest()
+    other = part.read_text().partition("\n")[2].replace("FOUR", "VIER")
+    seal = hashlib.sha256(f"{'0' * 64} 1 {source}\n{other}".encode()).hexdigest()
+    part.write_text(f"{seal}\n{other}")
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, drop_seal, change_word, swap, take_that_of_another_job])
@@ -340,20 +338,11 @@ def test_a_part_without_its_seal_is_translated_again(
     assert f"in {job.parts} are damaged and are translated again: 00000" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["000004", "1", "0000001", "notes.txt", "٠٠٠٠٠١"])
-def test_files_of_others_among_the_parts_are_kept(name: str, job: CorpusJob) -> None:
-    begin(job)
-    (job.parts / name).write_text("mine")
-    with pytest.raises(UserError, match="is not of this translation: remove it, or choose another --output"):
-        translate_corpus(job, Shouter(), as_text)
-    assert (job.parts / name).read_text() == "mine"
-
-
 def test_a_damaged_manifest_is_refused(job: CorpusJob) -> None:
     begin(job)
     manifest = job.parts / "manifest.json"
     content = manifest.read_bytes()
-    for damaged in (b"", content[:-20], b"[1]", b'{"sha256": 3}', content.replace(b'"--beam": 4', b'"--beam": 5')):
+    for damaged in (b"", content[:-20], b"[1]", b'{"version": 3}', content.replace(b"inputs", b"input:")):
         manifest.write_bytes(damaged)
         with pytest.raises(
             UserError, match=r"manifest\.json is damaged, or of another version: remove .*to start again"
@@ -387,9 +376,8 @@ def test_an_edit_that_leaves_size_and_time_is_noticed(job: CorpusJob) -> None:
     assert not job.output.exists()
 
 
-@pytest.mark.parametrize("at", [0, 2, 6])
-def test_an_edit_during_the_translation_gives_no_output(at: int, job: CorpusJob) -> None:
-    """Edit a chunk before, while and after it is translated."""
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_edit_before_a_chunk_is_translated_gives_no_output(at: int, job: CorpusJob) -> None:
     shouter = Shouter()
 
     def edit(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
