@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import traceback
-import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +17,6 @@ from dist_transformer.base.urls import without_secrets
 # direction marks, and halves of surrogate pairs, which stand for bytes that are not UTF-8.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# Longer than any message of ours; a longer message contains a value from a file.
-_LONGEST_MESSAGE = 4_000
-# Control characters, halves of surrogate pairs, and line and paragraph separators.
-_UNSHOWN = ("Cc", "Cs", "Zl", "Zp")
 
 # Start of the text of an OSError; the words after it say the same.
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
@@ -40,19 +35,11 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        text = _for_a_person(super().__str__())
-        if len(text) > _LONGEST_MESSAGE:
-            text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 4 :]}"
-        return text if text.isprintable() else "".join(map(_shown, text))
+        return one_line(_for_a_person(super().__str__()))
 
 
 def _for_a_person(text: str) -> str:
     return _ERROR_NUMBER.sub("", without_secrets(text))
-
-
-def _shown(character: str) -> str:
-    # repr escapes these, and also some kinds of spaces, which we keep.
-    return repr(character)[1:-1] if unicodedata.category(character) in _UNSHOWN else character
 
 
 class TransientError(UserError):
@@ -62,6 +49,11 @@ class TransientError(UserError):
 def printable(text: str) -> str:
     """Escape a text for a terminal, so that names from files cannot control it."""
     return _COMMANDS.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Escape a text as `printable` does, and its line ends and tabs, too."""
+    return printable(text).translate({ord("\n"): "\\n", ord("\t"): "\\t"})
 
 
 def say(text: object = "", *, file: TextIO | None = None) -> None:

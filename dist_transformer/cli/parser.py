@@ -16,9 +16,6 @@ from dist_transformer.config.wrong_names import LIST_FLAGS, list_flags, nearest,
 # Paragraphs with these beginnings are commands or tables; their lines are kept.
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
 
-# Above every count of lines, tokens, bytes or steps that a command takes.
-_LARGEST = 2**40
-
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Help formatter that wraps a description's paragraphs at the terminal's width, except commands and tables."""
@@ -40,7 +37,7 @@ def _fill(paragraph: str, width: int) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that refuses wrong flags, flags without effect or given twice, and impossible paths and numbers.
+    """Parser that refuses wrong flags, flags without effect or given twice, and impossible paths.
 
     Args:
         taken: flags that the program takes out of the command line before.
@@ -56,8 +53,6 @@ class _Parser(argparse.ArgumentParser):
         for kind in (None, "store"):
             self.register("action", kind, _StoreOnce)
         self.register("type", Path, usable_path)
-        self.register("type", int, _whole)
-        self.register("type", float, _finite)
 
     def error(self, message: str) -> NoReturn:
         super().error(without_secrets(message))
@@ -87,20 +82,6 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{error.message}: did you mean {near}?") if near else error from None
 
 
-def _whole(text: str) -> int:
-    number = int(text)
-    if abs(number) >= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text:.40} is too large: it must be below {_LARGEST}")
-    return number
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not abs(number) < _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text:.40} is not a finite number below {_LARGEST}")
-    return number
-
-
 def whole_number(least: int, most: int) -> Callable[[str], int]:
     """Make the type of a flag that takes a whole number from `least` to `most`.
 
@@ -108,7 +89,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     """
 
     def number(text: str) -> int:
-        value = _whole(text)
+        value = int(text)
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{value} is out of range: it must be {least:,} to {most:,}")
         return value

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from dist_transformer.config.requirements import require, require_not_negative, require_positive
-
-_YEAR_MINUTES = 365 * 24 * 60
+from dist_transformer.config.requirements import require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +21,6 @@ class TimeoutConfig:
     """Time limit of the job, from its start; training saves and ends before it. 0: SLURM's limit, if there is one."""
 
     def __post_init__(self) -> None:
-        for name in self._limits():
-            too_long = getattr(self, name) > _YEAR_MINUTES
-            require(not too_long, name, getattr(self, name), "it must be at most 525600, a year")
         require_positive(self, *self._limits()[1:])
         require_not_negative(self, "timeout_minutes", "walltime_minutes")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dist_transformer.base import urls
-from dist_transformer.base.errors import UserError, exit_on_user_error, printable, say
+from dist_transformer.base.errors import UserError, exit_on_user_error, one_line, printable, say
 from dist_transformer.base.files import SETTINGS_BYTES, read_small
 
 
@@ -27,6 +27,7 @@ from dist_transformer.base.files import SETTINGS_BYTES, read_small
 )
 def test_nothing_commands_a_terminal(text: str, shown: str) -> None:
     assert printable(text) == shown
+    assert one_line(f"{text}\u2028") == shown.replace("\n", r"\n").replace("\t", r"\t") + r"\u2028"
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "→ ü"), ("latin-1", r"\u2192 ü"), ("ascii", r"\u2192 \xfc")])

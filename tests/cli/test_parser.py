@@ -46,13 +46,9 @@ def test_a_path_that_no_file_can_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--lines 1000000000000000000", "1000000000000000000 is too large"),
-        ("--lines=-1000000000000000000", "too large"),
         ("--lines 1" + "0" * 5000, "invalid"),
         ("--lines 1.5", "invalid"),
-        ("--hours nan", "nan is not a finite number below"),
-        ("--hours inf", "inf is not a finite number below"),
-        ("--hours 1e18", "1e18 is not a finite number below"),
+        ("--hours 1,5", "invalid"),
     ],
 )
 def test_a_number_that_nothing_can_have_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_python
+from tests.conftest import run_python
 
 pytestmark = pytest.mark.system
 

@@ -90,16 +90,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         for name in ("validate_every", "patience", "seed", "timeout_minutes")
     ],
     *[(TrainConfig, {**NEW_RUN, "ema_decay": value}, "ema_decay", str(value), FRACTION) for value in (-0.1, 1.0)],
-    (OptimizerConfig, {"peak_lr": float("inf")}, "peak_lr", "inf", ABOVE_0),
+    (OptimizerConfig, {"peak_lr": float("nan")}, "peak_lr", "nan", ABOVE_0),
     (OptimizerConfig, {"max_grad_norm": float("nan")}, "max_grad_norm", "nan", FROM_0),
-    *[
-        (OptimizerConfig, {name: 1e18}, name, "1e+18", "a smaller number")
-        for name in ("lr_scale", "peak_lr", "epsilon", "weight_decay", "max_grad_norm")
-    ],
-    *[
-        (TrainConfig, {**NEW_RUN, name: 1e30}, name, "1e+30", "a smaller number")
-        for name in ("data_temperature", "cache_gib", "memory_gib", "walltime_minutes")
-    ],
     *[
         (
             TrainConfig,
@@ -108,16 +100,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
             f"(1.0, {w})",
             "pass one weight",
         )
-        for w in (float("nan"), float("inf"), 1e18)
+        for w in (0.0, float("nan"))
     ],
-    (TrainConfig, {**NEW_RUN, "seed": 2**63}, "seed", str(2**63), "a smaller number"),
-    (
-        TrainConfig,
-        {**NEW_RUN, "timeout_minutes": 1e300},
-        "timeout_minutes",
-        "1e+300",
-        "it must be at most 525600, a year",
-    ),
     *[
         (
             TrainConfig,
@@ -288,19 +272,6 @@ def test_a_step_of_so_many_tokens_is_the_nearest_number_of_packs() -> None:
         UserError, match=r"^target_tokens_per_step is 391: it cannot be below a pack \(392\): lower max"
     ):
         BatchConfig(target_tokens_per_step=391)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *((BatchConfig, name) for name in ("max_target_tokens", "max_source_tokens", "max_sentences")),
-        *((BatchConfig, name) for name in ("packs_per_step", "packs_per_micro_batch", "window_shards")),
-        (BatchConfig, "target_tokens_per_step"),
-    ],
-)
-def test_a_batch_beyond_all_use_is_refused(kind: type, name: str) -> None:
-    with pytest.raises(UserError, match=rf"^{name} is 10+: it must be at most [\d,]+$"):
-        kind(**{name: 10**18})
 
 
 def test_presets_leave_the_vocabulary_to_the_data() -> None:

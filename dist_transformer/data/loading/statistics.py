@@ -3,13 +3,13 @@
 Lengths are counted a million pairs at a time, so memory does not grow with the corpus.
 """
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from dist_transformer.base.errors import one_line
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import epoch_steps
 from dist_transformer.data.loading.events import EpochSummary
@@ -24,8 +24,6 @@ _BAR = 21
 # Widths of a histogram's rows in tokens: round numbers.
 _ROW_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _MOST_ROWS = 15
-# Unicode categories of characters that move the cursor or end a line.
-_CONTROL = ("Cc", "Zl", "Zp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,21 +105,13 @@ def random_examples(split: Split, tokenizer: Vocabulary, count: int, *, seed: in
     pairs = np.random.default_rng([seed]).choice(split.info.pairs, min(count, split.info.pairs), replace=False)
     source, source_lengths, target, target_lengths = split.tokens(pairs)
     sides = [
-        [printable(side.decode(ids.tolist())) for ids in np.split(values, np.cumsum(lengths)[:-1])]
+        [one_line(side.decode(ids.tolist())) for ids in np.split(values, np.cumsum(lengths)[:-1])]
         for side, values, lengths in (
             (tokenizer.source, source, source_lengths),
             (tokenizer.target, target, target_lengths),
         )
     ]
     return list(zip(*sides, strict=True))
-
-
-def printable(text: str) -> str:
-    """Escape control characters as `\\x1b`, so that a text stays on its line and cannot control a terminal."""
-    return "".join(
-        character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in _CONTROL else character
-        for character in text
-    )
 
 
 def _slices(edges: Sequence[int]) -> list[tuple[int, int | None]]:

@@ -15,7 +15,6 @@ from dist_transformer.data.loading.statistics import (
     first_epoch,
     histogram_edges,
     length_histograms,
-    printable,
     random_examples,
 )
 from tests.conftest import run_command
@@ -117,18 +116,6 @@ def test_examples_are_pairs_of_the_corpus_without_repetition(toy_data: DataFolde
     assert examples != random_examples(toy_data.train, tokenizer, 30, seed=2)
     everything = random_examples(toy_data.valid, tokenizer, 10**6, seed=1)
     assert sorted(everything) == sorted(zip(*toy_data.valid_text(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("Ein Hund， 一只狗", "Ein Hund， 一只狗"),
-        ("\x1b[31mred", "\\x1b[31mred"),
-        ("a\rb\u2028c\n", "a\\rb\\u2028c\\n"),
-    ],
-)
-def test_text_cannot_drive_a_terminal(text: str, shown: str) -> None:
-    assert printable(text) == shown
 
 
 @pytest.mark.system
