@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import LISTING_BYTES, make_folder, write_file
 from dist_transformer.config.measures import LABELS
@@ -37,21 +35,6 @@ class Sample:
     attention_LTS: list[list[list[float]]] | None
     """Cross-attention of each decoder layer, mean over its heads, 3 decimals; None for most samples."""
 
-    def __post_init__(self) -> None:
-        for name in ("source", "reference", "hypothesis"):
-            _require(isinstance(getattr(self, name), str), f"{name} is not a string")
-        for name in ("source_tokens", "target_tokens"):
-            tokens = getattr(self, name)
-            is_list = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-            _require(is_list, f"{name} is not a list of strings")
-        if self.attention_LTS is not None:
-            try:
-                shape = np.asarray(self.attention_LTS, dtype=np.float64).shape
-            except (TypeError, ValueError):
-                shape = ()
-            expected = (len(self.target_tokens), len(self.source_tokens))
-            _require(len(shape) == 3 and shape[1:] == expected, "attention_LTS does not fit the tokens")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSheet:
@@ -77,18 +60,6 @@ class SampleSheet:
     @property
     def direction(self) -> str | None:
         return None if self.source_language is None else f"{self.source_language}-{self.target_language}"
-
-    def __post_init__(self) -> None:
-        _require(isinstance(self.step, int) and self.step >= 0, "step is not a count")
-        _require(isinstance(self.sentences, int) and self.sentences >= 0, "sentences is not a count")
-        _require(isinstance(self.bleu, int | float), "bleu is not a number")
-        _require(isinstance(self.signature, str), "signature is not a string")
-        for name in ("chrf", "ter"):
-            _require(isinstance(getattr(self, name), int | float | None), f"{name} is not a number")
-        texts = isinstance(self.signatures, dict) and all(isinstance(text, str) for text in self.signatures.values())
-        _require(texts, "signatures has a value that is not a string")
-        for name in ("source_language", "target_language"):
-            _require(isinstance(getattr(self, name), str | None), f"{name} is not a string")
 
     @property
     def scores(self) -> dict[str, tuple[float, str]]:
@@ -194,12 +165,7 @@ def _read_sheets(path: Path) -> list[SampleSheet]:
             SampleSheet(**{**values, "samples": tuple(Sample(**sample) for sample in values["samples"])})
             for values in content.get("sheets", [content])
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not a sheet of samples ({error}): remove it, the run will write a newer one"
         ) from None
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
