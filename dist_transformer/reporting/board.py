@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_transformer.base.errors import printable
 from dist_transformer.base.files import append_to, make_folder
 from dist_transformer.config.measures import MEASURES, badness
 from dist_transformer.reporting.figures import as_png
@@ -187,6 +186,4 @@ def _settings_summaries(values: dict[str, int | float | str]) -> tuple[Any, Any,
     """Return TensorBoard's summaries of the experiment, of the start of this run, and of its end."""
     from torch.utils.tensorboard.summary import hparams
 
-    # A path may hold bytes that are not UTF-8.
-    shown = {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
-    return hparams(shown, dict.fromkeys(_RESULTS))
+    return hparams(values, dict.fromkeys(_RESULTS))

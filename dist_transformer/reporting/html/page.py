@@ -30,11 +30,8 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """
     page = render(load_run(run_dir), made=datetime.now(UTC))
     out = out or run_dir / REPORT_FILE
-    if out.is_dir():
-        raise UserError(f"{out} is a folder: pass the name of a file to --out")
     try:
-        # A record may hold halves of surrogate pairs, which cannot be encoded.
-        write_file(out, page.encode("utf-8", errors="replace"))
+        write_file(out, page)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
     return out
