@@ -35,8 +35,6 @@ _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 _MULTIPLE = 8
 # Steps before the recording of a CUDA graph, in which libraries initialize themselves.
 _WARM_UP_STEPS = 3
-# The mask of the tokens that hypotheses see grows with the square of the beam: 0.4 GB for a sentence of 100 tokens.
-_LARGEST_BEAM = 1000
 # Mark of a slot without a sentence.
 _IDLE = -1
 
@@ -57,17 +55,15 @@ class BeamSettings:
     """Tokens by which a living hypothesis may still grow and win, when a quarter of its own are fewer."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.beam_size <= _LARGEST_BEAM:
-            raise UserError(f"beam_size is {self.beam_size}: it must be 1 (greedy) to {_LARGEST_BEAM:,}; 4 is usual")
+        if self.beam_size < 1:
+            raise UserError(f"beam_size is {self.beam_size}: it must be 1 (greedy) or more; 4 is usual")
         # Below 0 a longer hypothesis could gain by losing probability, and the stopping rule would be wrong.
-        if not 0 <= self.length_penalty < float("inf"):
+        if not self.length_penalty >= 0:
             raise UserError(f"length_penalty is {self.length_penalty}: it must be 0 (off) or more; 0.6 is usual")
         if self.max_extra_tokens < 0:
             raise UserError(f"max_extra_tokens is {self.max_extra_tokens}: it must be 0 or more; 50 is usual")
         if not 1 <= self.nbest <= self.beam_size:
             raise UserError(f"nbest is {self.nbest}: it must be 1 to beam_size ({self.beam_size}), or raise beam_size")
-        if self.least_growth < 0:
-            raise UserError(f"least_growth is {self.least_growth}: it must be 0 or more; 4 is usual")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

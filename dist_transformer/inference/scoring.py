@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.tensor_file import is_finite
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.interface import DecodingModel
@@ -243,7 +242,7 @@ def _read_batch(
         found = [read(model.project(hidden_RD, functional.linear).float(), labels_R) for hidden_RD, labels_R in blocks]
     except torch.OutOfMemoryError:
         raise UserError("out of memory in a batch: lower --batch-tokens") from None
-    if not is_finite(values_T := torch.cat(found)):
+    if not (values_T := torch.cat(found)).isfinite().all():
         raise not_finite("a probability")
     values: list[float] = values_T.tolist()
     return values

@@ -31,8 +31,6 @@ _FILL = 0.99
 # Steps of the data's plan that are sampled.
 _SAMPLED_STEPS = 20
 _SMALLEST_PACK = 256
-# Nodes, GPUs, hours and Gbit/s above every cluster's.
-_LARGEST = 2**30
 # Bytes per parameter: a checkpoint holds fp32 weights and both moments, a weight file the weights only.
 _CHECKPOINT_BYTES, _WEIGHTS_BYTES = 12, 4
 
@@ -54,8 +52,8 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus", "job_hours", "network_gbit"):
             value = getattr(self, name)
-            if value is not None and not 0 < value <= _LARGEST:
-                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be above 0 and at most {_LARGEST:,}")
+            if value is not None and not value > 0:
+                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be above 0")
         if not 0 < self.mfu <= 1:
             raise UserError(f"--mfu is {self.mfu}: it must be a share of the peak, above 0 and at most 1")
 

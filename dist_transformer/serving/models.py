@@ -13,7 +13,6 @@ from dist_transformer.config.language_codes import language_tag
 from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
 from dist_transformer.inference.beam import BeamSettings
 from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo
@@ -170,8 +169,6 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
         raise UserError(f"layer is {request.layer}: it must be 0 to {count - 1}")
     maps_LHTS = _of_kind(attention_maps(model.translator.model, source, target), request.kind)
     weights_HTS = maps_LHTS[request.layer].double()
-    if not weights_HTS.isfinite().all():
-        raise not_finite("attention")
     source_pieces, target_pieces = readable_pieces(tokenizer.source, source), readable_pieces(tokenizer.target, target)
     return {
         "rows": source_pieces if request.kind == "encoder" else target_pieces,

@@ -347,12 +347,10 @@ def test_outputs_end_where_positions_end() -> None:
     ("name", "value"),
     [
         ("beam_size", 0),
-        ("beam_size", 100_000),
         ("length_penalty", -0.1),
         ("length_penalty", math.nan),
         ("max_extra_tokens", -1),
         ("nbest", 5),
-        ("least_growth", -1),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: float) -> None:

@@ -67,7 +67,7 @@ class SamplingSettings:
             raise UserError(f"epsilon is {self.epsilon}: set a probability of 0 or more and below 1, 0.02 is usual")
         if self.samples < 1:
             raise UserError(f"the number of samples is {self.samples}: set 1 or more")
-        if not 0 < self.temperature < float("inf"):
+        if not self.temperature > 0:
             raise UserError(f"temperature is {self.temperature}: it must be above 0; 1 keeps the model's probabilities")
 
 
