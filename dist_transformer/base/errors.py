@@ -25,6 +25,13 @@ _PACKAGE = Path(__file__).parents[1]
 _TRACEBACK = "--traceback"
 # The ranks of a launch inherit it.
 _TRACEBACK_VARIABLE = "DIST_TRANSFORMER_TRACEBACK"
+# Variables of launchers: the number of this process, and how many they started.
+_RANKS = {
+    "RANK": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
+}
 
 
 class UserError(Exception):
@@ -119,10 +126,15 @@ def report(error: Exception) -> int:
             "dist-transformer plan predicts the memory of training"
         )
     else:
-        rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-        text = f"{rank}{type(error).__name__} in {_place_of(error)}: {reason:.300}{hint}"
+        text = f"{_rank()}{type(error).__name__} in {_place_of(error)}: {reason:.300}{hint}"
     say(f"error: {text}", file=sys.stderr)
     return 1
+
+
+def _rank() -> str:
+    """Name the rank of this process, if a launcher has started several."""
+    ranks = (f"rank {os.environ.get(rank)}: " for rank, size in _RANKS.items() if os.environ.get(size, "1") != "1")
+    return next(ranks, "")
 
 
 def _place_of(error: Exception) -> str:

@@ -76,15 +76,24 @@ def test_memory_that_is_short_is_one_sentence(
     assert said in line
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ],
+)
 def test_any_other_error_is_one_line_and_a_traceback_on_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    variables: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the rank and the last place in the package."""
     # Afterwards it is as before.
     monkeypatch.setenv("DIST_TRANSFORMER_TRACEBACK", "")
     monkeypatch.delenv("DIST_TRANSFORMER_TRACEBACK")
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name, value in zip(variables, ("3", "4"), strict=True):
+        monkeypatch.setenv(name, value)
     ended = []
     for words in ([], ["--traceback"]):
         monkeypatch.setattr(sys, "argv", ["command", *words])
