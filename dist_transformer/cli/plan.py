@@ -25,14 +25,7 @@ import tyro
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
-from dist_transformer.base.paths import require_usable
-from dist_transformer.config.flags import (
-    check_flags,
-    defaults_of,
-    flags_of_training,
-    print_above_help,
-    require_usable_places,
-)
+from dist_transformer.config.flags import check_flags, defaults_of, flags_of_training, print_above_help
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
@@ -132,10 +125,6 @@ def parse_arguments(arguments: list[str]) -> Arguments:
     if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
         raise UserError("--against takes settings and machine from the run: pass no flag with it except --json")
     refuse_without_effect(stated_by_flags(arguments), parsed.train)
-    require_usable_places(parsed.train)
-    for path in (parsed.against, parsed.json):
-        if path is not None:
-            require_usable(path)
     return parsed
 
 

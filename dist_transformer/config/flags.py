@@ -15,7 +15,7 @@ import tyro
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import read_small
-from dist_transformer.base.paths import require_usable, usable_path
+from dist_transformer.base.paths import usable_path
 from dist_transformer.config.architecture import with_architecture
 from dist_transformer.config.plain import choices_of, from_plain, hints_of_settings, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
@@ -93,7 +93,6 @@ def parse_training(arguments: Sequence[str], *, prog: str) -> tuple[TrainConfig,
     if chosen.preset == "finetune" and config.checkpoints.init_from is None:
         raise UserError("--preset finetune trains a model further: pass it with --init-from, or choose another preset")
     refuse_without_effect(stated, config)
-    require_usable_places(config)
     return config, chosen.dry_run
 
 
@@ -149,23 +148,6 @@ def check_flags(
     refuse_repeated(words)
     refuse_wrong_flags(words, {*choices, "--help", "-h"}, program=program, also=also, any_spelling=True)
     refuse_wrong_choices(words, choices)
-
-
-def require_usable_places(config: TrainConfig) -> None:
-    """Check the names of files and folders in the settings.
-
-    Raises:
-        UserError: no file can have such a name.
-    """
-    for place in (
-        *config.corpora.data,
-        config.run_dir,
-        config.deepspeed_config,
-        config.corpora.cache_dir,
-        config.checkpoints.init_from,
-    ):
-        if place is not None:
-            require_usable(place)
 
 
 def _read_settings(file: Path) -> tuple[dict[str, Any], bool]:

@@ -66,9 +66,6 @@ class CorpusJob:
     one_line_each: bool = True
     """Whether every input line has exactly one line in the output."""
 
-    def __post_init__(self) -> None:
-        _require_plain(self.output)
-
     @property
     def parts(self) -> Path:
         return parts_of(self.output)
@@ -231,14 +228,10 @@ def require_free(output: Path) -> None:
     Raises:
         UserError: the name is of a compressed file, or there is such a file, and no parts of it.
     """
-    _require_plain(output)
-    if not parts_of(output).exists():
-        _refuse_existing(output)
-
-
-def _require_plain(output: Path) -> None:
     if is_compressed(output):
         raise UserError(f"{output} would hold plain text: use a name without {output.suffix}")
+    if not parts_of(output).exists():
+        _refuse_existing(output)
 
 
 def _refuse_existing(output: Path) -> None:

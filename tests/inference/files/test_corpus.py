@@ -217,7 +217,7 @@ def test_an_output_that_exists_stays(job: CorpusJob) -> None:
         translate_corpus(job, Shouter(), as_text)
     assert job.output.read_text() == "mine"
     with pytest.raises(UserError, match="would hold plain text: use a name without"):
-        replace(job, output=job.output.with_suffix(".gz"))
+        translate_corpus(replace(job, output=job.output.with_suffix(".gz")), Shouter(), as_text)
 
 
 def test_a_kill_between_the_last_two_steps(job: CorpusJob, monkeypatch: pytest.MonkeyPatch) -> None:
