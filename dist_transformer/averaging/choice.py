@@ -93,8 +93,8 @@ def regular_weights(run_dir: Path) -> ChosenWeights:
 
 def _is_of_interruption(file: Path, step: int, settings: dict[str, Any]) -> bool:
     """Return whether a file was saved only because training was asked to stop."""
-    stated = weight_file_metadata(file).get("interrupted")
-    if isinstance(stated, bool):
+    stated: bool | None = weight_file_metadata(file).get("interrupted")
+    if stated is not None:
         return stated
     # Versions that did not state it saved regularly at these steps only.
     regular = [every for name in ("save_every", "validate_every") if (every := settings.get(name))]

@@ -137,6 +137,7 @@ def test_what_is_finished_is_kept(job: CorpusJob, capsys: pytest.CaptureFixture[
     assert seal == hashlib.sha256(f"{translation} 1 {source}\n{text}".encode()).hexdigest()
     # What a killed writer leaves.
     (job.parts / ".000002.abc.tmp").write_text("torn")
+    (job.output.parent / ".all.txt.abc.tmp").write_text("torn")
     begin(job)
     assert [path.name for path in job.parts.glob(".*")] == []
     rest = Shouter()
