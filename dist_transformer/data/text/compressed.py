@@ -8,48 +8,39 @@ import bz2
 import functools
 import io
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import zstandard
-
 from dist_transformer.base.errors import UserError
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 _PIECE = 2**16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Format:
-    new_member: Callable[[], Any]
-    """Returns a decompressor of one member, with the methods and attributes of those of the standard library."""
-    padding: int = 0
-    """Zero bytes may follow a member in multiples of this; 0: not at all."""
-    packed_bytes: int = _PIECE
-    """Bytes that are read at a time."""
-    limit: tuple[int, ...] = (_PIECE,)
-    """Bytes that are unpacked at a time; empty: the decompressor has no limit."""
-
-
-_FORMATS = {
-    ".gz": _Format(new_member=functools.partial(zlib.decompressobj, wbits=31), padding=1),
-    ".xz": _Format(new_member=functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), padding=4),
-    ".bz2": _Format(new_member=bz2.BZ2Decompressor),
-    # They unpack to at most 4 MiB: four bytes can stand for 128 KiB.
-    ".zst": _Format(new_member=lambda: zstandard.ZstdDecompressor().decompressobj(), packed_bytes=2**7, limit=()),
+# Decompressors of one member, by suffix.
+_MEMBERS: dict[str, Callable[[], Any]] = {
+    ".gz": functools.partial(zlib.decompressobj, wbits=31),
+    ".xz": functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
+    ".bz2": bz2.BZ2Decompressor,
+    ".zst": zstd.ZstdDecompressor,
 }
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+# Zero bytes may follow a member in multiples of this; otherwise not at all.
+_PADDING = {".gz": 1, ".xz": 4}
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 """Errors of damaged content, except for those of bz2, which raises an OSError without a number."""
 
 
 class _Content(io.RawIOBase):
     """Content of an open compressed file."""
 
-    def __init__(self, file: IO[bytes], kind: _Format) -> None:
+    def __init__(self, file: IO[bytes], suffix: str) -> None:
         self._file = file
-        self._pieces, self._piece = _unpacked(file, kind), memoryview(b"")
+        self._pieces, self._piece = _unpacked(file, suffix), memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -69,38 +60,38 @@ class _Content(io.RawIOBase):
         super().close()
 
 
-def _unpacked(file: IO[bytes], kind: _Format) -> Iterator[bytes]:
+def _unpacked(file: IO[bytes], suffix: str) -> Iterator[bytes]:
     """Unpack all members of a file, of which there is at least one.
 
     Raises:
         EOFError: the file ends within a member, or its padding has another length.
         Exception: of the library, because there is something else than a member.
     """
-    read = functools.partial(file.read, kind.packed_bytes)
+    read, padding = functools.partial(file.read, _PIECE), _PADDING.get(suffix, 0)
     packed = read()
     while True:
-        member = kind.new_member()
+        member = _MEMBERS[suffix]()
         while not member.eof:
             is_end = not packed and getattr(member, "needs_input", True) and not (packed := read())
-            piece = member.decompress(packed, *kind.limit)
+            piece = member.decompress(packed, _PIECE)
             if is_end and not piece and not member.eof:
                 raise EOFError("it ends too early")
             # The decompressor of zlib returns what it did not take, the others keep it.
             packed = member.unused_data or getattr(member, "unconsumed_tail", b"")
             yield piece
         zeros = 0
-        while (packed := packed or read()) and kind.padding and packed[0] == 0:
+        while (packed := packed or read()) and padding and packed[0] == 0:
             rest = packed.lstrip(b"\0")
             zeros += len(packed) - len(rest)
             packed = rest
-        if zeros and zeros % kind.padding:
-            raise EOFError(f"{zeros} zero bytes follow a part, not a multiple of {kind.padding}")
+        if zeros and zeros % padding:
+            raise EOFError(f"{zeros} zero bytes follow a part, not a multiple of {padding}")
         if not packed:
             return
 
 
 def is_compressed(path: Path) -> bool:
-    return path.suffix in _FORMATS
+    return path.suffix in _MEMBERS
 
 
 def refuse_pipe(path: Path) -> None:
@@ -125,4 +116,4 @@ def open_content(path: Path) -> io.BufferedReader:
     refuse_pipe(path)
     if not is_compressed(path):
         return open(path, "rb")
-    return io.BufferedReader(_Content(open(path, "rb"), _FORMATS[path.suffix]), _PIECE)
+    return io.BufferedReader(_Content(open(path, "rb"), path.suffix), _PIECE)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import zstandard
+from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ def test_only_large_plain_files_are_cut(tmp_path: Path) -> None:
     (tmp_path / "large.tsv").write_text(rows)
     (tmp_path / "small.tsv").write_text("1\tone\n")
     (tmp_path / "large.tsv.gz").write_bytes(gzip.compress(rows.encode() * 20))
-    (tmp_path / "large.tsv.zst").write_bytes(zstandard.compress(rows.encode() * 20))
+    (tmp_path / "large.tsv.zst").write_bytes(zstd.compress(rows.encode() * 20))
     (tmp_path / "large.jsonl").write_text("".join(f'{{"en": "{number}", "de": "eins"}}\n\n' for number in range(9)))
     sources = [TsvFile(path=tmp_path / name) for name in ("small.tsv", "large.tsv", "large.tsv.gz", "large.tsv.zst")]
     rest = JsonlFile(path=tmp_path / "large.jsonl", source_field="en", target_field="de")
