@@ -260,9 +260,7 @@ def load_model(
         UserError: a file is missing or damaged, or they do not belong together.
     """
     info, stated = _read_config(path)
-    tokenizer = load_vocabulary(path / TOKENIZER_FILE)
-    if tokenizer.sha256 != info.tokenizer_sha256:
-        raise UserError(f"{path / TOKENIZER_FILE} is not the tokenizer that the model was trained with: {REMEDY}")
+    tokenizer = load_vocabulary(path / TOKENIZER_FILE, sha256=info.tokenizer_sha256)
     for name, size, entries in zip(("", "target_"), info.model.vocab_sizes, tokenizer.sizes, strict=True):
         if size != entries:
             raise UserError(

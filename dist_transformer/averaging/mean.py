@@ -66,9 +66,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
     sources = [open_weights(path) for path in paths]
     check_together(sources)
     first = sources[0]
-    tokenizer = load_vocabulary(first.tokenizer_file)
-    if tokenizer.sha256 != first.info.tokenizer_sha256:
-        raise UserError(f"{first.tokenizer_file} is not the tokenizer of {first.path}: restore the data folder's")
+    tokenizer = load_vocabulary(first.tokenizer_file, sha256=first.info.tokenizer_sha256)
     weights = _mean(sources)
     steps = tuple(sorted(step for source in sources for step in source.info.steps))
     run = next((source.info.run for source in sources if source.info.run is not None), None)

@@ -22,6 +22,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.sentence_piece import read_model
 from dist_transformer.data.vocabulary.tokenizer import PAD_ID, SPECIALS
+from dist_transformer.data.vocabulary.trial import try_in_child
 from dist_transformer.export.marian import BIAS, matrices_of
 from dist_transformer.importing.marian_folder import NEVER
 
@@ -130,6 +131,7 @@ def _side(files: MarianFiles, file: Path, splitter: str) -> tuple[bytes, bytes]:
     content = _read(file, TOKENIZER_BYTES)
     if file.suffix == ".spm":
         try:
+            try_in_child(content)
             backend = read_model(content).backend
         except ValueError as error:
             raise UserError(f"{file} {error}: {_REMEDY}") from None

@@ -110,9 +110,7 @@ class DataFolder:
         Raises:
             UserError: it is no longer the one that the index states.
         """
-        tokenizer = load_vocabulary(self.path / TOKENIZER_FILE)
-        index_states(self.index.tokenizer_sha256).require(self.path / TOKENIZER_FILE, tokenizer.sha256)
-        return tokenizer
+        return load_vocabulary(self.path / TOKENIZER_FILE, sha256=self.index.tokenizer_sha256)
 
     def valid_text(self) -> tuple[list[str], list[str]]:
         """Read source and target lines of the validation text, as the user gave them.

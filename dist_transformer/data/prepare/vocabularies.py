@@ -27,6 +27,8 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
         UserError: one cannot be read, or does not do what the settings ask of it.
     """
     for choice in settings.vocabularies:
+        if choice.tokenizer is not None:
+            load_vocabulary(choice.tokenizer, is_foreign=True)
         tokenizers = _given(choice)
         for side, tokenizer in tokenizers.items():
             _check(settings, choice, tokenizer)

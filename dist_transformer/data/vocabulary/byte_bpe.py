@@ -17,10 +17,8 @@ from tokenizers import Tokenizer as Backend
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import check_tags
-from dist_transformer.data.vocabulary.byte_bpe_file import check_byte_bpe_file
 from dist_transformer.data.vocabulary.normalization import (
     DEFAULT_NORMALIZATION,
-    REPLACED_PATTERNS,
     Normalization,
     normalizer_of,
     rule_name,
@@ -151,7 +149,6 @@ def parse_byte_bpe(file: bytes) -> ByteBpe:
         ValueError: the content is not a tokenizer of this kind; the message continues a sentence that begins with the
             file's name.
     """
-    check_byte_bpe_file(file, words=(_WORD,), normalizations=REPLACED_PATTERNS)
     try:
         backend = Backend.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception

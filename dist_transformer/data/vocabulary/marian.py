@@ -25,6 +25,7 @@ from dist_transformer.data.vocabulary.tokenizer import (
     Tokenizer,
     Vocabulary,
 )
+from dist_transformer.data.vocabulary.trial import try_in_child
 
 KIND = "marian"
 
@@ -126,7 +127,9 @@ def wrap_marian(*, source: bytes, target: bytes, table: bytes, target_table: byt
     if target_table is not None:
         files[_SECOND_TABLE] = target_table
     parts = {"kind": KIND} | {name: base64.b64encode(file).decode("ascii") for name, file in files.items()}
-    return MarianVocabulary(json.dumps(parts).encode("ascii"), **files)
+    content = json.dumps(parts).encode("ascii")
+    try_in_child(content)
+    return MarianVocabulary(content, **files)
 
 
 def _entries(table: bytes, file: str) -> dict[str, int]:

@@ -43,9 +43,6 @@ _LONE = (
 _WHITE = r"[\t-\r\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
 _REPLACED = ((_UNSEEN, ""), (_REPEATED, ""), (_LONE, ""), (_WHITE, " "))
 
-REPLACED_PATTERNS = frozenset(pattern for pattern, _ in _REPLACED)
-"""Regular expressions of the rules, the only ones that a file's normalizers may have."""
-
 # Printable characters that are removed: those of Default_Ignorable_Code_Point (DerivedCoreProperties.txt).
 _IGNORABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 # A letter, a digit or a sign that is not removed.

@@ -20,6 +20,8 @@ from random import Random
 from typing import Any, Literal, get_args
 
 import sentencepiece
+from google.protobuf.message import DecodeError
+from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
@@ -27,13 +29,14 @@ from dist_transformer.config.directions import check_tags
 from dist_transformer.data.vocabulary.normalization import Normalization, cleans, rule_name
 from dist_transformer.data.vocabulary.normalization_table import normalization_table
 from dist_transformer.data.vocabulary.segmentation import N_BEST, Sampling, draw, merge
-from dist_transformer.data.vocabulary.sentence_piece_file import check_sentence_piece_file, without_file_names
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
 
 KIND = "sentencepiece"
 ModelType = Literal["unigram", "bpe"]
 
 _PARTS = {"kind", "normalization", "tags", "ids", "model"}
+# Types of models, by their names for reports. Models of whole words are not supported.
+_MODEL_TYPES = {TrainerSpec.UNIGRAM: "unigram", TrainerSpec.BPE: "BPE", TrainerSpec.CHAR: "character"}
 # How the library writes a space.
 _SPACE = "\u2581"
 # Models whose pieces are characters or words have one segmentation.
@@ -317,10 +320,13 @@ def learn_sentence_piece(
                 f"SentencePiece cannot learn {vocab_size:,} entries from this text ({_reason(error)}): use another "
                 "--vocab-size or --character-coverage"
             ) from None
-    return wrap_sentence_piece(without_file_names(writer.getvalue()), normalization, tags)
+    learned = ModelProto.FromString(writer.getvalue())
+    # The path of the table on this machine.
+    learned.normalizer_spec.ClearField("normalization_rule_tsv")
+    return wrap_sentence_piece(learned.SerializeToString(), normalization, tags)
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Return the last sentence of the library's error, without the place in its code."""
     return str(error).rpartition("] ")[2].strip().rstrip(".")
 
@@ -331,11 +337,16 @@ def read_model(model: bytes) -> _Model:
     Raises:
         ValueError: it cannot be used; the message continues a sentence that begins with the file's name.
     """
-    kind = check_sentence_piece_file(model)
+    backend = sentencepiece.SentencePieceProcessor()
     try:
-        return _Model(model, kind, sentencepiece.SentencePieceProcessor(model_proto=model))
-    except RuntimeError as error:
-        raise ValueError(f"is not a SentencePiece model that its library can use ({_reason(error)})") from None
+        number = ModelProto.FromString(model).trainer_spec.model_type
+        backend.LoadFromSerializedProto(model)
+    except (DecodeError, RuntimeError) as error:
+        reason = _reason(error)
+        raise ValueError(f"is not a tokenizer file, nor a SentencePiece model that can be used ({reason})") from None
+    if number not in _MODEL_TYPES:
+        raise ValueError(f"is a SentencePiece model of a type that is none of {', '.join(_MODEL_TYPES.values())}")
+    return _Model(model, _MODEL_TYPES[number], backend)
 
 
 def _specials(backend: sentencepiece.SentencePieceProcessor) -> dict[int, int]:
