@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small, require_size
+from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.sentence_piece import read_model
@@ -29,7 +29,6 @@ from dist_transformer.importing.marian_folder import NEVER
 _PAD = SPECIALS[PAD_ID]
 _DECODER = "decoder.yml"
 _SETTINGS = "special:model.yml"
-_DEEPEST = 8
 _TABLES = (".yml", ".yaml", ".json")
 _SPLITTERS = ("source.spm", "target.spm")
 _REMEDY = "pass Marian's decoder.yml, next to the files that it names"
@@ -166,14 +165,10 @@ class MarianWeights:
         """
         self.path = path
         with self._open() as archive:
-            self._sizes = {name.removesuffix(".npy"): archive.getinfo(name).file_size for name in archive.namelist()}
-            if _SETTINGS not in self._sizes:
+            self._names = set(archive.files)
+            if _SETTINGS not in self._names:
                 raise UserError(f"{path} has no embedded settings ({_SETTINGS}): convert it with a newer Marian")
-            try:
-                require_size(self._sizes[_SETTINGS], SETTINGS_BYTES)
-            except OSError as error:
-                raise self._unreadable(error.strerror) from None
-            text = self._array(archive, _SETTINGS, None).tobytes().rstrip(b"\0")
+            text = self._array(archive, _SETTINGS).tobytes().rstrip(b"\0")
         self.settings = _yaml(text, path)
 
     def config(self, *, has_two: bool) -> ModelConfig:
@@ -185,7 +180,7 @@ class MarianWeights:
         Raises:
             UserError: our model cannot express theirs.
         """
-        values = {name: _as_text(value) for name, value in self.settings.items()}
+        values = {name: str(value) for name, value in self.settings.items()}
         for name, allowed in _EXPRESSED.items():
             if values.get(name, allowed[0]) not in allowed:
                 raise self._lacks(f"{name}: {values[name]:.100}")
@@ -241,20 +236,20 @@ class MarianWeights:
         """
         rows = config.output_size - 1
         found: dict[str, torch.Tensor] = {}
-        left = {*self._sizes} - {_SETTINGS}
+        left = self._names - {_SETTINGS}
         with self._open() as archive:
             for theirs, name, shape in _places(config):
-                found[name] = torch.from_numpy(self._array(archive, theirs, shape))
+                found[name] = torch.from_numpy(self._weights(archive, theirs, shape))
                 left.discard(theirs)
             bias = np.zeros((1, rows), np.float32)
             if self.settings.get("output-omit-bias") != "true":
-                bias = self._array(archive, _LOGIT_BIAS, (1, rows))
+                bias = self._weights(archive, _LOGIT_BIAS, (1, rows))
                 left.discard(_LOGIT_BIAS)
             matrices: dict[str, torch.Tensor] = {}
             for name, side in matrices_of(config).items():
                 theirs, is_transposed = self._matrix(config, *side)
                 shape = (config.vocab_sizes[side[1]] or config.vocab_size) - 1, config.width
-                array = self._array(archive, theirs, shape[::-1] if is_transposed else shape)
+                array = self._weights(archive, theirs, shape[::-1] if is_transposed else shape)
                 matrices[name] = torch.from_numpy(array.T if is_transposed else array)
                 left.discard(theirs)
         if left:
@@ -272,49 +267,32 @@ class MarianWeights:
         """Return Marian's name of a matrix of the vocabulary, and whether it is stored with a column per entry."""
         if ours == "output_projection":
             # Older versions multiply by it from the right.
-            is_older = f"{_OUTPUT}t" not in self._sizes
+            is_older = f"{_OUTPUT}t" not in self._names
             return _OUTPUT if is_older else f"{_OUTPUT}t", is_older
         return _EMBEDDING if config.tie_embeddings == "all" else f"{('encoder', 'decoder')[side]}_{_EMBEDDING}", False
 
     @contextmanager
-    def _open(self) -> Iterator[zipfile.ZipFile]:
+    def _open(self) -> Iterator[Any]:
         try:
-            file = self.path.open("rb")
-        except OSError as error:
-            raise self._unreadable(error.strerror) from None
-        with file:
-            try:
-                archive = zipfile.ZipFile(file)
-            except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-                raise self._unreadable(error) from None
+            archive = np.load(self.path, allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise self._unreadable(getattr(error, "strerror", None) or error) from None
+        with archive:
             yield archive
 
-    def _array(self, archive: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None) -> np.ndarray:
-        """Read an array; the shape is checked before memory is allocated for it."""
-        if name not in self._sizes:
-            raise UserError(f"{self.path} has no weights {name}, which its settings demand: {_REMEDY}")
+    def _array(self, archive: Any, name: str) -> np.ndarray:
         try:
-            with archive.open(f"{name}.npy") as file:
-                np.lib.format.read_magic(file)
-                stated, _, dtype = np.lib.format.read_array_header_1_0(file)
-            if shape is not None and (stated != shape or dtype not in (np.float32, np.float16)):
-                raise self._lacks(f"{name} as {dtype} of shape {stated}, not as float32 of {shape}")
-            if shape is None and (dtype.itemsize != 1 or dtype.hasobject):
-                raise self._lacks(f"{name} as {dtype}")
-            with archive.open(f"{name}.npy") as file:
-                array = np.lib.format.read_array(file, allow_pickle=False)
-        # Damaged archives raise errors of all kinds.
-        except (
-            OSError,
-            ValueError,
-            EOFError,
-            KeyError,
-            zipfile.BadZipFile,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
+            return archive[name]
+        except Exception as error:  # damaged archives raise errors of all kinds
             raise self._unreadable(f"{name}: {error}") from None
-        return array if shape is None else array.astype(np.float32)
+
+    def _weights(self, archive: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name not in self._names:
+            raise UserError(f"{self.path} has no weights {name}, which its settings demand: {_REMEDY}")
+        array = self._array(archive, name)
+        if array.shape != shape or array.dtype not in (np.float32, np.float16):
+            raise self._lacks(f"{name} as {array.dtype} of shape {array.shape}, not as float32 of {shape}")
+        return array.astype(np.float32)
 
     def _unreadable(self, reason: object) -> UserError:
         return UserError(f"{self.path} cannot be read ({reason}): {_REMEDY}")
@@ -357,27 +335,13 @@ def _read(file: Path, most: int, remedy: str = _REMEDY) -> bytes:
         raise UserError(f"{file} cannot be read ({error.strerror}): {remedy}") from None
 
 
-def _as_text(value: Any) -> str:
-    """Return a setting as text. Tables in tables, which aliases can make endless, are no setting of Marian."""
-    if isinstance(value, str):
-        return value
-    is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return str(value) if is_list else "a table"
-
-
 def _yaml(content: bytes, file: Path) -> dict[str, Any]:
     """Read a table whose values are text, as Marian's library reads it: `yes` and `1.5` are words, too."""
-    loader, depth = getattr(yaml, "CBaseLoader", yaml.BaseLoader), 0
     try:
-        for event in yaml.parse(content, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                # The library in C would end the process.
-                raise ValueError("it is nested too deeply")
-        values = yaml.load(content, Loader=loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        values = yaml.load(content, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
         raise UserError(f"{file} cannot be read as YAML ({reason}): {_REMEDY}") from None
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+    if not isinstance(values, dict):
         raise UserError(f"{file} is not a table in YAML: {_REMEDY}")
     return values

@@ -1,8 +1,6 @@
 """Marian's own files become models that compute what Marian computes."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,9 +124,12 @@ def take_other_target(folder: Path) -> None:
         (edit(output_omit_bias=True), "has the weights decoder_ff_logit_out_b, which"),
         (edit_arrays(lambda arrays: arrays.update(Wpos=np.ones(3))), "has the weights Wpos, which"),
         (edit_arrays(lambda arrays: arrays.update(Wemb=np.ones((3, 3)))), "has Wemb as float64 of shape (3, 3), not"),
-        (edit_arrays(lambda arrays: arrays.update(Wemb=np.array([object()]))), "has Wemb as object of shape (1,), not"),
+        (edit_arrays(lambda arrays: arrays.update(Wemb=np.array([object()]))), "Wemb: Object arrays cannot be loaded"),
         (edit_arrays(lambda arrays: arrays.pop("special:model.yml")), "has no embedded settings"),
-        (lambda folder: (folder / "model.npz").write_bytes(b"PK no"), "model.npz cannot be read (File is not a zip"),
+        (
+            lambda folder: (folder / "model.npz").write_bytes(b"PK\3\4 no"),
+            "model.npz cannot be read (File is not",
+        ),
         (lambda folder: (folder / "model.npz").unlink(), "model.npz cannot be read (No such file"),
         (lambda folder: (folder / "joint.spm").unlink(), "joint.spm cannot be read (No such file"),
         (lambda folder: (folder / "joint.spm").write_bytes(b"\nno"), "nor a SentencePiece model"),
@@ -163,25 +164,6 @@ def read_all(path: Path) -> None:
     has_two = read_marian_vocabulary(files).sizes[1] > 0
     weights = MarianWeights(files.weights)
     weights.tensors(weights.config(has_two=has_two))
-
-
-def test_aliases_that_multiply_are_refused_at_once(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "model")
-    arrays = dict(np.load(tmp_path / "model" / "model.npz"))
-    tables = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'b'}]\n" for i in range(30))
-    text = f"{tables}input-types: *a29\n".encode() + b"\0"
-    arrays["special:model.yml"] = np.frombuffer(text, np.int8)
-    np.savez(tmp_path / "model" / "model.npz", **arrays)
-    with pytest.raises(UserError, match="has input-types: a table, which a model here cannot express"):
-        read_all(tmp_path / "model")
-
-
-def test_deep_nesting_ends_no_process(tmp_path: Path) -> None:
-    (tmp_path / "decoder.yml").write_text("models: " + "[" * 400_000)
-    read = f"from pathlib import Path; from {find_marian_files.__module__} import *; find_marian_files(Path('.'))"
-    done = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "decoder.yml cannot be read as YAML (it is nested too deeply)" in done.stderr
 
 
 def test_paths_of_another_machine_are_found_beside_the_file(whole: Path, tmp_path: Path) -> None:
