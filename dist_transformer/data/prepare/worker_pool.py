@@ -1,31 +1,32 @@
 """Pool of worker processes on this machine that run tasks in parallel.
 
-A task is a value with a method `run`: it is sent to a process, and its result comes back. The death of a process is
-detected at once, because its pipe closes. A process whose parent dies ends itself.
+A task is a value with a method `run`: it is sent to a process, and its result comes back. A process whose parent dies
+ends itself.
 """
 
+import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
-import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, resource_tracker
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
 
-from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.base.errors import TransientError
 
 Progress = Callable[[int], None]
 """Function to call with the number of pairs done since the last call."""
 
 # Interval of checks for errors of other ranks.
 _POLL_SECONDS = 0.5
-_JOIN_SECONDS = 5.0
 # A batch system ends every process of a job. This process gets time to handle its own signal before it reports that a
 # worker was killed.
 _TERMINATED_SECONDS = 0.3
@@ -36,18 +37,15 @@ class Task(Protocol):
         """Do the task. Written files must be complete or absent, because the process may be killed at any moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    process: SpawnProcess
-    pipe: connection.Connection
-
-
 class WorkerPool:
     """Pool of at most `size` processes, which start when there is more than one task and end with the block."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._workers: list[_Worker] = []
+        spawn = multiprocessing.get_context("spawn")
+        self._progress: SimpleQueue[int] = spawn.SimpleQueue()
+        self._executor = ProcessPoolExecutor(size, spawn, initializer=_start, initargs=(self._progress,))
+        self._processes: list[BaseProcess] = []
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -55,15 +53,10 @@ class WorkerPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            if kind is not None:
-                worker.process.kill()
-            worker.pipe.close()
-        for worker in self._workers:
-            worker.process.join(_JOIN_SECONDS)
-            worker.process.kill()
-            worker.process.join()
-        self._workers.clear()
+        if kind is not None:
+            for process in self._processes:
+                process.kill()
+        self._executor.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[Task], progress: Progress, poll: Callable[[], None]) -> Iterator[tuple[int, Any]]:
         """Do the tasks in order of their start; yield (index, result) of each when it is done.
@@ -81,60 +74,45 @@ class WorkerPool:
                 poll()
                 yield index, task.run(progress)
             return
-        self._hire(min(self.size, len(tasks)))
-        waiting = deque(enumerate(tasks))
-        busy: dict[connection.Connection, int] = {}
-        idle = [worker.pipe for worker in self._workers]
-        while waiting or busy:
-            while waiting and idle:
-                pipe = idle.pop()
-                busy[pipe], task = waiting.popleft()
-                self._send(pipe, task)
-            ready = connection.wait(list(busy), _POLL_SECONDS)
-            for pipe in [pipe for pipe in busy if pipe in ready]:
-                kind, value = self._receive(pipe)
-                if kind == "progress":
-                    progress(value)
-                elif kind == "error":
-                    raise value
-                else:
-                    idle.append(pipe)
-                    yield busy.pop(pipe), value
+        try:
+            yield from self._run(tasks, progress, poll)
+        except BrokenProcessPool:
+            raise self._loss() from None
+
+    def _run(self, tasks: Sequence[Task], progress: Progress, poll: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+        done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        left = self._submit(tasks)
+        for future in left:
+            future.add_done_callback(done.put)
+        while left:
+            with contextlib.suppress(queue.Empty):
+                found = done.get(timeout=_POLL_SECONDS)
+                self._report(progress)
+                yield left.pop(found), found.result()
+            self._report(progress)
             poll()
 
-    def _hire(self, size: int) -> None:
+    def _report(self, progress: Progress) -> None:
+        while not self._progress.empty():
+            progress(self._progress.get())
+
+    def _submit(self, tasks: Sequence[Task]) -> dict[Future[Any], int]:
         # Ctrl-C in a terminal reaches every process of the group. Only the parent handles it: the children inherit a
         # signal mask that blocks it, so they print nothing. The resource tracker is started before, because its start
         # would unblock the signal.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            spawn = multiprocessing.get_context("spawn")
-            while len(self._workers) < size:
-                ours, theirs = spawn.Pipe()
-                process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
-                process.start()
-                theirs.close()
-                self._workers.append(_Worker(process, ours))
+            return {self._executor.submit(_work, task): index for index, task in enumerate(tasks)}
         finally:
+            self._processes = multiprocessing.active_children()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _send(self, pipe: connection.Connection, task: Task) -> None:
-        try:
-            pipe.send(task)
-        except OSError:
-            raise self._loss(pipe) from None
-
-    def _receive(self, pipe: connection.Connection) -> tuple[str, Any]:
-        try:
-            return pipe.recv()
-        except (EOFError, OSError):
-            raise self._loss(pipe) from None
-
-    def _loss(self, pipe: connection.Connection) -> TransientError:
-        (process,) = [worker.process for worker in self._workers if worker.pipe is pipe]
-        process.join(_JOIN_SECONDS)
-        code = process.exitcode or 0
+    def _loss(self) -> TransientError:
+        self._executor.shutdown()
+        # The executor ends the others by SIGTERM.
+        codes = [process.exitcode or 0 for process in self._processes]
+        code = next((code for code in codes if code not in (0, -signal.SIGTERM)), -signal.SIGTERM)
         if code == -signal.SIGTERM:
             time.sleep(_TERMINATED_SECONDS)
         how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
@@ -144,25 +122,20 @@ class WorkerPool:
         )
 
 
-def _serve(pipe: connection.Connection) -> None:
-    """Run as a worker: receive tasks and send results until the parent closes the pipe."""
+_progress: list["SimpleQueue[int]"] = []
+"""Queue of a worker for its progress."""
+
+
+def _start(progress: "SimpleQueue[int]") -> None:
+    """Prepare a worker."""
     # Threads of the tokenizers library would compete with the other workers for the same cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _progress.append(progress)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
-            task = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = ("done", task.run(lambda pairs: pipe.send(("progress", pairs))))
-        except (UserError, OSError) as error:
-            answer = ("error", error)
-        except Exception as error:
-            # The first line is what a user sees.
-            summary = f"{type(error).__name__} in a worker process: {error}".splitlines()[0]
-            answer = ("error", RuntimeError(f"{summary}\n{traceback.format_exc()}"))
-        pipe.send(answer)
+
+
+def _work(task: Task) -> Any:
+    return task.run(_progress[0].put)
 
 
 def _end_with_parent() -> None:
