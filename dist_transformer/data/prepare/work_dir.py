@@ -30,7 +30,6 @@ from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.base.files import (
     make_folder,
     move,
-    read_small,
     remove_tree,
     remove_unfinished,
     sha256_of,
@@ -43,8 +42,6 @@ from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.
 _LAYOUT = 4
-# Bytes of the largest result of a task.
-_RESULT_BYTES = 2**28
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _TOKENIZERS = {"tokenizer", "source_tokenizer", "target_tokenizer"}
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", *_TOKENIZERS}
@@ -67,7 +64,7 @@ class Work:
     def result(self, name: str) -> Any:
         """Return the result of the task of that name; None if it is not done."""
         try:
-            return json.loads(read_small(self.folder / "results" / f"{name}.json", most=_RESULT_BYTES))
+            return json.loads((self.folder / "results" / f"{name}.json").read_bytes())
         except (FileNotFoundError, ValueError):
             return None
 
@@ -179,36 +176,22 @@ def refuse_existing(out: Path) -> None:
 def _locked(root: Path, out: Path) -> Iterator[None]:
     """Hold the lock of a work folder; the system releases it however the process ends."""
     while True:
-        if root.is_symlink():
-            raise _no_place(root, root)
         make_folder(root)
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(exclusive(root / "lock", wait=False))
             except BlockingIOError:
-                holder = read_small(root / "lock").decode() or "just started"
+                holder = (root / "lock").read_text() or "just started"
                 raise UserError(
                     f"{out} is being prepared by another command ({holder}): wait for its end, or choose another --out"
                 ) from None
             if _is_at(file.fileno(), root / "lock"):
-                _refuse_links(root)
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
                 yield
                 return
         # Another preparation ended and removed the folder between open and lock.
-
-
-def _refuse_links(root: Path) -> None:
-    """Refuse links: no preparation makes any, and the processes that write here do not check for them."""
-    for path in root.rglob("*"):
-        if path.is_symlink():
-            raise _no_place(path, root)
-
-
-def _no_place(link: Path, root: Path) -> UserError:
-    return UserError(f"{link} is a link, and a preparation makes none: remove {root}, or choose another --out")
 
 
 def _is_at(handle: int, path: Path) -> bool:

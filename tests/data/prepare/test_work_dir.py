@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -139,25 +138,6 @@ def test_a_whole_folder_is_only_given_its_name(tmp_path: Path) -> None:
     with work_folder(tmp_path / "out", "one", print) as work:
         assert (work.whole / "index.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-PLACES = ("", "lock", "one/results", "one/data/valid", "one/results/tokenizer.json", "one.data")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_link_in_it_is_not_passed(tmp_path: Path, place: str) -> None:
-    """A user who may write next to the result could have put it there."""
-    out, root, victim = tmp_path / "out", tmp_path / ".out.partial", tmp_path / "victim"
-    victim.mkdir()
-    (victim / "file").write_text("theirs")
-    link = root / place if place else root
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(victim / "file" if link.suffix or place == "lock" else victim)
-    with pytest.raises(UserError, match=rf"^{re.escape(str(link))} is a link"), work_folder(out, "one", print):
-        pass
-    assert [path.name for path in victim.iterdir()] == ["file"]
-    assert (victim / "file").read_text() == "theirs"
-    assert link.is_symlink()
 
 
 def test_nothing_is_left_of_a_user_error(tmp_path: Path) -> None:
