@@ -56,7 +56,7 @@ class Chunk:
         return work.folder / f"text-{self.name}.arrow"
 
     def ids(self, work: Work) -> Path:
-        return work.folder / f"ids-{self.name}.arrow"
+        return work.folder / f"ids-{self.name}.parquet"
 
     def keys(self, work: Work) -> Path:
         return work.folder / f"keys-{self.name}.arrow"

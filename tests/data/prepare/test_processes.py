@@ -130,7 +130,7 @@ def test_an_error_in_a_process_is_said_once_and_leaves_nothing(text: Path, tmp_p
 def test_killed_again_and_again_it_resumes(text: Path, straight: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     # A file of a source, of ids, and some shards, each written by one of two processes: then the parent is killed.
-    for pattern, count in (("text-*.arrow", 1), ("ids-*.arrow", 1), ("shard-*.arrow", 20), ("shard-*.arrow", 120)):
+    for pattern, count in (("text-*.arrow", 1), ("ids-*.parquet", 1), ("shard-*.arrow", 20), ("shard-*.arrow", 120)):
         process = start(words(text, out, "--workers", 2))
         wait_for(lambda pattern=pattern, count=count: len(made(out, pattern)) >= count)
         workers = children(process.pid)
