@@ -144,7 +144,7 @@ def test_no_folder_holds_many_modules() -> None:
 INSIDES = {
     "averaging": {"sources"},
     "data.prepare": {"encode", "ingest", "shuffle", "tasks", "work_dir", "worker_pool"},
-    "data.text": {"hub_reader", "toy_lexicon"},
+    "data.text": {"toy_lexicon"},
     "inference": {"batches", "candidates", "splitting"},
     "model": {"dropout", "layers", "residual"},
     "preflight": {"checks", "facts", "nccl", "network", "probes", "watch"},

@@ -195,8 +195,6 @@ class JsonlFile(FieldFile):
                 continue
             try:
                 row = json.loads(line, object_pairs_hook=_no_key_twice)
-            except RecursionError:
-                raise UserError(f"{self.path} line {number} is nested too deeply: write flat JSON objects") from None
             except KeyError as error:
                 raise UserError(
                     f'{self.path} line {number} has the key "{error.args[0]}" twice in an object, so it is open which '

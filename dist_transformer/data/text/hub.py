@@ -3,23 +3,17 @@
 The two texts of a row are two columns, or two fields of a column `translation`. A missing text counts as empty.
 """
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text.files import NESTED, Pair, listed, one_line, short_pair
-from dist_transformer.runtime.launch import environment_of_child
 
 # As few as of a Parquet file, for the same reason.
 _BATCH_ROWS = 16
-_READER = "dist_transformer.data.text.hub_reader"
 # The branch of a dataset on the hub where the hub's converter puts Parquet files: a folder per configuration, and no
 # names of configurations.
 _CONVERTED_BRANCH = "refs/convert/parquet"
@@ -64,27 +58,6 @@ class HubDataset:
         return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
 
     def pairs(self) -> Iterator[Pair | None]:
-        """Read the pairs in a process of their own, because the library's readers crash on some files.
-
-        JSON of 100,000 levels ends a process by a segmentation fault, which nothing in that process can report.
-        """
-        with _child(asdict(self)) as lines:
-            for line in lines:
-                answer = json.loads(line)
-                if "error" in answer:
-                    kind = TransientError if answer["transient"] else UserError
-                    raise kind(answer["error"])
-                if "end" in answer:
-                    return
-                for pair in answer["pairs"]:
-                    yield None if pair is None else (pair[0], pair[1])
-        raise UserError(
-            f'dataset "{self.dataset}" (split {self.split}) crashed the datasets library, because a file is damaged or '
-            "nested too deeply, or memory ran out: check its files, or pass them as text files"
-        )
-
-    def read(self) -> Iterator[Pair | None]:
-        """Read the pairs in this process."""
         where = f'dataset "{self.dataset}", split "{self.split}"'
         number = 0
         for batch in self._batches():
@@ -192,30 +165,6 @@ class HubDataset:
                     f"{type(text).__name__}: choose the columns with --src-lang and --tgt-lang"
                 )
         return texts
-
-
-@contextmanager
-def _child(dataset: dict[str, Any]) -> Iterator[IO[bytes]]:
-    """Start `hub_reader` for a dataset and give its lines. It ends with the block, or with this process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", _READER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment_of_child(),
-        # Otherwise a terminal's Ctrl-C would print a traceback of the child.
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(dataset).encode() + b"\n")
-        process.stdin.flush()
-        yield process.stdout
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
 
 
 def first_line(error: Exception) -> str:
