@@ -38,7 +38,6 @@ from tests.faults import (
     power_loss,
     power_loss_disks,
     ranks_apart,
-    sizes,
     slow_saves,
     tools,
     translation_parts,
@@ -64,7 +63,6 @@ CAMPAIGNS: list[Campaign] = [
         power_loss_disks,
         histories,
         formats,
-        sizes,
         tools,
         translation_parts,
     )

@@ -21,7 +21,6 @@ IN_TESTS = {
     "power_loss": "tests/faults/test_power_loss.py::test_a_planted_bug_is_found",
     "histories": "tests/faults/test_histories.py::test_a_planted_bug_is_found",
     "formats": "tests/fuzz/test_fuzz.py::test_a_check_that_is_taken_away_is_missed",
-    "sizes": "tests/fuzz/test_fuzz.py::test_a_bound_that_is_taken_away_is_missed",
     "tools": "tests/faults/test_tools.py::test_a_planted_bug_is_found",
     "translation_parts": "tests/faults/test_translation_parts.py::test_a_planted_bug_is_found",
 }

@@ -22,7 +22,6 @@ KINDS = {
     "power_loss_disks": "ext4",
     "histories": "file",
     "formats": "state.json",
-    "sizes": "holes",
     "tools": "translate",
     "translation_parts": "parts",
 }

@@ -1,9 +1,9 @@
-"""The formats that come from elsewhere, each with a sound file, ways to damage it, and the readers of a real use."""
+"""The kinds of files, each with a sound one and its readers in real use."""
 
-import contextlib
+import bz2
 import gzip
-import hashlib
 import json
+import lzma
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from backports import zstd
 
 from dist_transformer.averaging.choice import best_weights
 from dist_transformer.base.errors import UserError
@@ -31,182 +32,117 @@ from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_chec
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import scan_records
 from dist_transformer.run.ledger import read_ledger, truncate_jsonl
-from dist_transformer.run.progress import Progress
 from dist_transformer.run.verify import verify_run
-from tests.fuzz import damage
+from tests.fuzz.small_model import make_model
 from tests.importing.marian_npz import write_model
-from tests.run.sound_run import NEWEST, PART, edit_manifest, make_run, seal
-from tests.small_model import restate
+from tests.run.sound_run import NEWEST, PART, make_run
 
-MANIFEST = f"{NEWEST}/manifest.json"
-_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
-_LINES = "".join(f"line {number} of the text\n" for number in range(40)).encode()
+_PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress, ".zst": zstd.compress}
 
 
 class Lab:
-    """Sound folders of every kind, made once; a case writes one file of a copy."""
+    """Sound folders of every kind, made once; a case writes one file."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        folder.mkdir()
         self.folder = folder
-        self.model = Path(shutil.copytree(model, folder / "model"))
-        self.data = folder / "data"
+        self.sound: dict[str, bytes] = {}
+        make_model(folder / "model")
         source, target = folder / "text.en", folder / "text.de"
         for side, file in enumerate((source, target)):
             file.write_text("".join(f"{'ab'[side]} sentence {number}\n" for number in range(60)))
-        settings = PrepareSettings(
-            sources=tuple(line_files([source], [target])), vocab_size=270, pairs_per_shard=20, out=self.data
-        )
-        prepare(settings, lambda line: None)
-        run_data = folder / "run data"
-        run_data.mkdir()
-        self.run = make_run(folder / "run", run_data)
+        files = tuple(line_files([source], [target]))
+        prepare(PrepareSettings(sources=files, vocab_size=270, pairs_per_shard=20, out=folder / "data"), lambda _: None)
+        (folder / "run data").mkdir()
+        make_run(folder / "run", folder / "run data")
         records = [
-            {"kind": kind, "step": step, "nll": 2.5, "bleu": 3.0} for kind in ("train", "valid") for step in (2, 4)
+            {"kind": kind, "step": step, "nll": 2.5, "bleu": 3} for kind in ("train", "valid") for step in (2, 4)
         ]
-        (self.run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        rows = {"en": ["a", "b"] * 40, "de": ["c", None] * 40}
-        pq.write_table(pa.table(rows), folder / "table.parquet")
-        (folder / "text.jsonl").write_text("".join(json.dumps({"en": "a", "de": "b"}) + "\n" for _ in range(5)))
+        (folder / "run/metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        pq.write_table(pa.table({"en": ["a", "b"] * 40, "de": ["c", None] * 40}), folder / "table.parquet")
+        (folder / "text.jsonl").write_text('{"en": "a", "de": "b"}\n' * 5)
         (folder / "text.tsv").write_text("a\tb\n" * 5)
-        (folder / "lines").write_bytes(_LINES)
         # A table of ids, and two models that split text.
         write_model(folder / "marian", tuple(file.read_text().splitlines() for file in (source, target)), "yml")
-        # The first byte says how the rest is packed.
-        (folder / "lines.packed").write_bytes(b"\0" + gzip.compress(_LINES))
-        sealing = (self.data / "index.json", self.run / MANIFEST, self.model / "config.json")
-        self._sealing = {file: file.read_bytes() for file in sealing}
-
-    def restore(self) -> None:
-        """Put back what readers of a case seal."""
-        for file, content in self._sealing.items():
-            file.write_bytes(content)
+        shutil.copy(folder / "marian/source.spm", folder / "own.model")
+        for suffix, pack in _PACKERS.items():
+            (folder / f"lines{suffix}").write_bytes(pack(source.read_bytes()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """A kind of file from elsewhere."""
-
     name: str
     file: str
     """A sound file of the lab; each case replaces its content."""
-    damage: damage.Damage
-    read: Callable[[Lab, bytes], object]
-    """Sees to it that hashes fit, and reads; the file has the content already."""
-    isolated: bool = False
-    """Readers in C or Rust may end the process."""
+    read: Callable[[Lab], object]
+    is_hashed: bool = False
+    """Whether a hash is recorded elsewhere, so that no damage is read."""
+    is_ours: bool = False
+    """Whether only our own programs write it, so that any error is one line of the command line."""
+
+    def sound(self, lab: Lab) -> bytes:
+        if self.file not in lab.sound:
+            lab.sound[self.file] = (lab.folder / self.file).read_bytes()
+        return lab.sound[self.file]
 
 
-def read_sealed_config(lab: Lab, content: bytes) -> None:
-    """It states its own hash, where it is JSON at all."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        restate(lab.model)
-    load_model(lab.model, torch.device("cpu"))
-
-
-def read_sealed_weights(lab: Lab, content: bytes) -> None:
-    restate(lab.model, weights={"sha256": hashlib.sha256(content).hexdigest(), "dtype": "fp32", "finite": True})
-    load_model(lab.model, torch.device("cpu"))
-
-
-def read_run(lab: Lab, content: bytes) -> None:
-    verify_run(lab.run)
-    load_run(lab.run)
-    file = lab.run / "config.json"
+def read_run(lab: Lab) -> None:
+    verify_run(lab.folder / "run")
+    load_run(lab.folder / "run")
+    file = lab.folder / "run/config.json"
     settings_of(read_json(file), file)
 
 
-def read_data(lab: Lab, content: bytes) -> None:
-    data = DataFolder.open(lab.data)
+def read_data(lab: Lab) -> None:
+    data = DataFolder.open(lab.folder / "data")
     data.valid_text()
     data.verify()
     data.train.tokens(np.arange(min(3, data.index.train.pairs)))
 
 
-def sealed_data(name: str) -> Callable[[Lab, bytes], None]:
-    """The index states the size and the hash of what is there."""
-
-    def read(lab: Lab, content: bytes) -> None:
-        index_file = lab.data / "index.json"
-        index = json.loads(index_file.read_text())
-        sha256 = hashlib.sha256(content).hexdigest()
-        if name == "lengths.npy":
-            index["train"]["lengths_sha256"] = sha256
-        else:
-            index["train"]["shards"][0].update(bytes=len(content), sha256=sha256)
-        index_file.write_text(json.dumps(index))
-        read_data(lab, content)
-
-    return read
-
-
-def read_checkpoint(lab: Lab, content: bytes) -> None:
+def read_checkpoint(lab: Lab) -> None:
     """A start resumes from the newest checkpoint, or from the older one and reports it."""
     warned: list[str] = []
-    path = newest_checkpoint(lab.run, warned.append, content_problem)
+    path = newest_checkpoint(lab.folder / "run", warned.append, content_problem)
     assert path is not None
     assert bool(warned) == (path.name != "step-00000004"), warned
     reader = CheckpointReader(path)
-    Progress.from_json(reader.state)
     for name in reader.parameter_names():
         reader.parameter(name)
     if warned:
         raise UserError(warned[0])
 
 
-def read_sealed_checkpoint(lab: Lab, content: bytes) -> None:
-    seal(lab.run / NEWEST)
-    read_checkpoint(lab, content)
-
-
-def read_manifest(lab: Lab, content: bytes) -> None:
-    try:
-        json.loads(content)["files"]
-        edit_manifest(lab.run / NEWEST)
-    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
-        pass
-    read_checkpoint(lab, content)
-
-
-def read_the_ledger(lab: Lab, content: bytes) -> None:
-    file = lab.run / "ledger.jsonl"
+def read_ledger_file(lab: Lab) -> None:
+    file = lab.folder / "run/ledger.jsonl"
     copy = Path(shutil.copy(file, lab.folder / "copy.jsonl"))
     truncate_jsonl(copy, 3)
     scan_records(copy)
-    verify_run(lab.run)
+    verify_run(lab.folder / "run")
     list(read_ledger(file))
 
 
-def read_metrics(lab: Lab, content: bytes) -> None:
-    load_run(lab.run)
-    truncate_jsonl(Path(shutil.copy(lab.run / "metrics.jsonl", lab.folder / "copy.jsonl")), 3)
-    best_weights(lab.run, 1, "nll")
+def read_metrics(lab: Lab) -> None:
+    load_run(lab.folder / "run")
+    truncate_jsonl(Path(shutil.copy(lab.folder / "run/metrics.jsonl", lab.folder / "copy.jsonl")), 3)
+    best_weights(lab.folder / "run", 1, "nll")
 
 
-def read_tokenizer(lab: Lab, content: bytes) -> None:
-    tokenizer = load_vocabulary(lab.data / "tokenizer.json")
-    ids = tokenizer.encode("a sentence ½ </s>")
-    assert tokenizer.decode(ids) == tokenizer.normalize("a sentence ½ </s>")
-    assert max(ids) < tokenizer.vocab_size == len(tokenizer.pieces)
-
-
-def read_marian(lab: Lab, content: bytes) -> None:
+def read_marian(lab: Lab) -> None:
     """The checks of an import begin after this."""
     files = find_marian_files(lab.folder / "marian")
     vocabulary, weights = read_marian_vocabulary(files), MarianWeights(files.weights)
-    vocabulary.source.encode("a sentence")
     weights.tensors(weights.config(has_two=vocabulary.sizes[1] > 0))
 
 
-def read_packed(lab: Lab, content: bytes) -> None:
-    """The first byte says how it is packed."""
-    file = lab.folder / f"packed{_SUFFIXES[content[0] % len(_SUFFIXES)]}"
-    file.write_bytes(content[1:])
-    exhaust(line_files([file], [lab.folder / "lines"])[0])
-    read_aligned(file)
+def read_packed(suffix: str) -> Callable[[Lab], object]:
+    def read(lab: Lab) -> None:
+        file = lab.folder / f"lines{suffix}"
+        exhaust(line_files([file], [lab.folder / "text.de"])[0])
+        read_aligned(file)
 
-
-def read_source(source: Callable[[Path], PairSource], file: str) -> Callable[[Lab, bytes], None]:
-    return lambda lab, content: exhaust(source(lab.folder / file))
+    return read
 
 
 def exhaust(source: PairSource) -> None:
@@ -214,91 +150,53 @@ def exhaust(source: PairSource) -> None:
         assert pair is None or all(isinstance(side, str) for side in pair)
 
 
-def _jsonl(path: Path) -> PairSource:
-    return JsonlFile(path=path, source_field="en", target_field="de")
+def read_model(lab: Lab) -> None:
+    load_model(lab.folder / "model", torch.device("cpu"))
 
 
-def _parquet(path: Path) -> PairSource:
-    return ParquetFile(path=path, source_field="en", target_field="de")
+_NAMED = {"source_field": "en", "target_field": "de"}
+
+
+def ours(name: str, file: str, read: Callable[[Lab], object]) -> Format:
+    return Format(name=name, file=file, read=read, is_ours=True)
+
+
+def hashed(name: str, file: str, read: Callable[[Lab], object]) -> Format:
+    return Format(name=name, file=file, read=read, is_hashed=True)
 
 
 FORMATS = [
-    Format(name="config.json of a model", file="model/config.json", damage=damage.json_file, read=read_sealed_config),
-    Format(name="config.json of a run", file="run/config.json", damage=damage.json_file, read=read_run),
-    Format(name="index.json", file="data/index.json", damage=damage.json_file, read=read_data),
-    Format(name="state.json", file=f"run/{NEWEST}/state.json", damage=damage.json_file, read=read_sealed_checkpoint),
-    Format(name="manifest.json", file=f"run/{MANIFEST}", damage=damage.json_file, read=read_manifest),
-    Format(name="ledger.jsonl", file="run/ledger.jsonl", damage=damage.json_lines, read=read_the_ledger),
-    Format(name="metrics.jsonl", file="run/metrics.jsonl", damage=damage.json_lines, read=read_metrics),
-    Format(name="JSONL", file="text.jsonl", damage=damage.json_lines, read=read_source(_jsonl, "text.jsonl")),
+    ours("config.json of a model", "model/config.json", read_model),
+    ours("config.json of a run", "run/config.json", read_run),
+    ours("index.json", "data/index.json", read_data),
+    ours("manifest.json", f"run/{NEWEST}/manifest.json", read_checkpoint),
+    ours("ledger.jsonl", "run/ledger.jsonl", read_ledger_file),
+    ours("metrics.jsonl", "run/metrics.jsonl", read_metrics),
+    hashed("state.json", f"run/{NEWEST}/state.json", read_checkpoint),
+    hashed("weights of a model", "model/model.safetensors", read_model),
+    hashed("part of a checkpoint", f"run/{PART}", read_checkpoint),
+    hashed("tokenizer.json", "data/tokenizer.json", read_data),
+    hashed("tokenizer.json of a model", "model/tokenizer.json", read_model),
+    hashed("Arrow shard", "data/train-00000.arrow", read_data),
+    hashed("lengths.npy", "data/lengths.npy", read_data),
     Format(
-        name="TSV",
-        file="text.tsv",
-        damage=damage.start_of(20),
-        read=read_source(lambda path: TsvFile(path=path), "text.tsv"),
+        name="JSONL",
+        file="text.jsonl",
+        read=lambda lab: exhaust(JsonlFile(path=lab.folder / "text.jsonl", **_NAMED)),
     ),
-    Format(
-        name="weights of a model",
-        file="model/model.safetensors",
-        damage=damage.safetensors_file,
-        read=read_sealed_weights,
-        isolated=True,
-    ),
-    Format(
-        name="part of a checkpoint",
-        file=f"run/{PART}",
-        damage=damage.safetensors_file,
-        read=read_sealed_checkpoint,
-        isolated=True,
-    ),
-    Format(
-        name="tokenizer.json",
-        file="data/tokenizer.json",
-        damage=damage.tokenizer_file,
-        read=read_tokenizer,
-        isolated=True,
-    ),
-    Format(
-        name="Arrow shard",
-        file="data/train-00000.arrow",
-        damage=damage.start_of(700),
-        read=sealed_data("train-00000.arrow"),
-        isolated=True,
-    ),
-    Format(
-        name="lengths.npy",
-        file="data/lengths.npy",
-        damage=damage.start_of(128),
-        read=sealed_data("lengths.npy"),
-        isolated=True,
-    ),
-    Format(
-        name="Marian's model.npz",
-        file="marian/model.npz",
-        damage=damage.end_of(5000),
-        read=read_marian,
-        isolated=True,
-    ),
-    Format(
-        name="Marian's decoder.yml",
-        file="marian/decoder.yml",
-        damage=damage.start_of(200),
-        read=read_marian,
-        isolated=True,
-    ),
-    Format(
-        name="Marian's vocabulary",
-        file="marian/joint.yml",
-        damage=damage.start_of(2000),
-        read=read_marian,
-        isolated=True,
-    ),
-    Format(name="gz, xz, bz2", file="lines.packed", damage=damage.compressed_text, read=read_packed, isolated=True),
+    Format(name="TSV", file="text.tsv", read=lambda lab: exhaust(TsvFile(path=lab.folder / "text.tsv"))),
     Format(
         name="Parquet",
         file="table.parquet",
-        damage=damage.end_of(900),
-        read=read_source(_parquet, "table.parquet"),
-        isolated=True,
+        read=lambda lab: exhaust(ParquetFile(path=lab.folder / "table.parquet", **_NAMED)),
     ),
+    *(Format(name=suffix, file=f"lines{suffix}", read=read_packed(suffix)) for suffix in _PACKERS),
+    Format(
+        name="SentencePiece",
+        file="own.model",
+        read=lambda lab: load_vocabulary(lab.folder / "own.model", is_foreign=True),
+    ),
+    Format(name="Marian's model.npz", file="marian/model.npz", read=read_marian),
+    Format(name="Marian's decoder.yml", file="marian/decoder.yml", read=read_marian),
+    Format(name="Marian's vocabulary", file="marian/joint.yml", read=read_marian),
 ]
