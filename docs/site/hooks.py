@@ -23,7 +23,7 @@ SHOWN = (
     "dist_transformer/api.py",
     "ds_configs/*",
     "results/*",
-    "tests/faults/planted.py",
+    "tests/faults/test_planted.py",
 )
 
 

@@ -34,8 +34,6 @@ from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_training
 from dist_transformer.runtime.launch import as_typed, overridden, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
-from tests.faults import ranks_apart
-from tests.faults.campaign import Case, Lab
 
 pytestmark = pytest.mark.slow
 
@@ -220,12 +218,6 @@ def test_a_world_larger_than_the_step_is_refused(toy_data: DataFolder, tmp_path:
     output = train(2, toy_data.path, tmp_path / "run", "--batch.packs-per-step", 1, status=1)
     assert "packs_per_step is 1 but 2 processes were started" in output
     assert "Traceback" not in output
-
-
-def test_ranks_that_were_started_differently_are_refused(toy_data: DataFolder, tmp_path: Path) -> None:
-    lab = Lab(tmp_path, toy_data)
-    lab.clear()
-    assert ranks_apart.run(Case(campaign="ranks_apart", kind="another file", number=0), lab).problems == ()
 
 
 def kill_run(process: subprocess.Popen[bytes]) -> None:

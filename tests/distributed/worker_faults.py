@@ -1,9 +1,8 @@
 """A rank of a training that does something to itself: FAULT=RANK:NUMBER:WHAT, and then the usual arguments.
 
-`raise`: an error at that step; `nan`: from that step on its losses are not numbers; a signal's name: sends it to
-itself, and once more, with SIGTERM, while it saves; `slow`: takes that many seconds in each save; `pace`: takes so many
-milliseconds more in each step; `EIO`: that write of its saves fails as on a broken disk, injected where the program
-asks for the write.
+`raise`: an error at that step; a signal's name: sends it to itself, and once more, with SIGTERM, while it saves;
+`pace`: takes so many milliseconds more in each step; `EIO`: that write of its saves fails as on a broken disk, injected
+where the program asks for the write. PLANTED=CODE: a bug, which every rank executes first.
 """
 
 import errno
@@ -31,8 +30,6 @@ def suffer(self: Trainer, *arguments: Any) -> None:
     if self.progress.step + 1 == int(NUMBER) and is_faulty:
         if WHAT == "raise":
             raise ValueError("boom")
-        if WHAT == "nan":
-            poison(self)
         if WHAT.startswith("SIG"):
             signal.raise_signal(signal.Signals[WHAT])
     if WHAT == "pace" and is_faulty:
@@ -40,28 +37,11 @@ def suffer(self: Trainer, *arguments: Any) -> None:
     train_step(self, *arguments)
 
 
-def poison(self: Trainer) -> None:
-    forward = self.engine.module.forward
-
-    def poisoned(*inputs: Any) -> Any:
-        sums = forward(*inputs)
-        return sums._replace(loss=sums.loss * float("nan"))
-
-    self.engine.module.forward = poisoned  # type: ignore[method-assign]
-
-
 def save_in_a_storm(self: Saver, *, interrupted: bool) -> None:
     if WHAT.startswith("SIG"):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.Signals[WHAT])
     save(self, interrupted=interrupted)
-
-
-def save_slowly(*arguments: Any, **options: Any) -> None:
-    """Half before there is a file, half before it is hashed."""
-    time.sleep(int(NUMBER) / 2)
-    save_file(*arguments, **options)
-    time.sleep(int(NUMBER) / 2)
 
 
 def failing(write: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,12 +54,11 @@ def failing(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
+    exec(os.environ.get("PLANTED", ""))
     Trainer._train_step, Saver.begin = suffer, save_in_a_storm  # type: ignore[method-assign]
     if WHAT.startswith("SIG"):
         # All ranks vote in each step, so that the step of the stop is known.
         preemption.VOTE_SECONDS = 0.0
-    if is_faulty and WHAT == "slow":
-        writer.save_file = save_slowly  # type: ignore[attr-defined]
     if is_faulty and WHAT == "EIO":
         writer.save_file, os.fsync = failing(save_file), failing(fsync)  # type: ignore[attr-defined]
     exit_on_user_error(main)

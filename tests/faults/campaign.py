@@ -1,14 +1,21 @@
-"""A campaign of faults, and what its cases share: a corpus, trainings, and undisturbed runs."""
+"""Campaigns of faults: their cases, what cases share (data, trainings, undisturbed runs), and the table of outcomes.
+
+Each case is a function of its campaign, kind and number. The test suite runs a few, and `make faults` all of them.
+"""
 
 import random
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
-from dist_transformer.base.errors import UserError
+from benchmarks.measure import result_of, write_result
+from benchmarks.rows import row
+from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
@@ -16,37 +23,20 @@ from tests.conftest import ROOT
 from tests.jobs import Job
 
 STAGES = ("zero0", "zero1", "zero2", "zero3")
+in_slice = pytest.mark.slice(name="campaigns")
 
 
-class UnavailableError(UserError):
-    """This machine lacks what a kind of fault needs."""
+def campaign(
+    faults: Mapping[str, int], *, each: int = 1, sample: tuple[str, ...] | None = None
+) -> pytest.MarkDecorator:
+    """Mark the test of a campaign, which takes a `case`.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """The outcome of one case."""
-
-    problems: tuple[str, ...]
-    """Requirements that did not hold."""
-    faults: int = 1
-    """Number of faults in this case."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers that the table adds up over cases."""
-    highest: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of which the table keeps the highest."""
-    cells: Mapping[str, str] = field(default_factory=dict)
-    """Texts that the table keeps as they are, by name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Campaign:
-    """One kind of fault, again and again."""
-
-    name: str
-    must_hold: str
-    full: Mapping[str, int]
-    """The full number of faults, by kind."""
-    run: Callable[["Case", "Lab"], Found]
+    Args:
+        faults: the full number of faults, by kind.
+        each: number of faults in a case.
+        sample: kinds of which the suite runs the first case; None for all.
+    """
+    return pytest.mark.campaign(faults=faults, each=each, sample=sample)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,18 +50,65 @@ class Case:
     def generator(self) -> random.Random:
         return random.Random(f"{self.campaign} {self.kind} {self.number}")
 
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.number}"
+
+
+def cases_of(name: str, marked: Mapping[str, Any], table: Path | None) -> list[Case]:
+    """List the cases of the sample, or all that a table does not hold."""
+    if table is None:
+        return [Case(campaign=name, kind=kind, number=0) for kind in marked["sample"] or marked["faults"]]
+    known, each = kinds_of(read(table), name), marked["each"]
+    return [
+        Case(campaign=name, kind=kind, number=number)
+        for kind, full in marked["faults"].items()
+        for number in range(known.get(kind, {}).get("faults", 0) // each, -(-full // each))
+    ]
+
+
+def read(table: Path) -> dict[str, Any]:
+    known: dict[str, Any] = read_json(table) if table.exists() else {"figures": {"campaigns": {}}}
+    return known
+
+
+def kinds_of(known: dict[str, Any], name: str) -> dict[str, Any]:
+    kinds: dict[str, Any] = known["figures"]["campaigns"].setdefault(name, {}).setdefault("kinds", {})
+    return kinds
+
+
+def add(table: Path, case: Case, marked: Mapping[str, Any], problem: str, seconds: float) -> None:
+    """Count a case in the table, which lists what failed."""
+    known = read(table)
+    part = kinds_of(known, case.campaign).setdefault(case.kind, {"faults": 0, "passed": 0, "cases": 0, "failed": []})
+    part |= {"full": marked["faults"][case.kind], "cases": part["cases"] + 1}
+    part["faults"] += marked["each"]
+    part["passed"] += 0 if problem else marked["each"]
+    part["failed"] += [{"case": case.number, "problem": problem[-2000:]}] if problem else []
+    kinds = [kind for name in known["figures"]["campaigns"] for kind in kinds_of(known, name).values()]
+    totals = {name: sum(kind[name] for kind in kinds) for name in ("faults", "passed", "full")}
+    what = "kills; slow, lost, stuck ranks; damaged, hostile files; failing disks"
+    planned = "{figures[faults]:,} of {figures[full]:,} planned"
+    result = result_of(
+        None,
+        what="faults done to real trainings on purpose: how many of each kind there were, how many are planned, "
+        "and how many came out as they must; what did not is listed under failed",
+        command="make faults",
+        seeds=[],
+        wall_seconds=round(known.get("wall_seconds", 0.0) + seconds, 1),
+        figures={**known["figures"], **totals},
+        rows=known.get("rows") or [row("faults", what, planned, "{figures[passed]:,}")],
+    )
+    part["where"] = f"{result['date']}, {result['machine']}"
+    write_result(table, {**result, "corpus": "toy grammar (en-de)"})
+
 
 class Lab:
     """The place of the cases: a folder for one case, data and undisturbed runs for all."""
 
     def __init__(self, scratch: Path, data: DataFolder) -> None:
         self.scratch, self.data = scratch, data
+        self.folder = scratch / "case"
         self._jobs: list[Job] = []
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the case."""
-        return self.scratch / "case"
 
     def clear(self) -> None:
         """Before a case, and after the last: its processes and its files."""
@@ -90,14 +127,9 @@ class Lab:
         return self._jobs[-1]
 
     def train(self, run_dir: Path, *flags: object, world: int = 2, stage: str = "zero1", threads: int = 1) -> str:
-        """Train to the end; gives the output.
-
-        Raises:
-            AssertionError: it does not end well.
-        """
+        """Train to the end; gives the output."""
         job = self.job(run_dir, *flags, stage=stage, threads=threads).start_ranks(world)
-        statuses = job.statuses()
-        assert set(statuses) == {0}, f"status {statuses}: {job.output[-2000:]}"
+        assert set(job.statuses()) == {0}, job.output[-2000:]
         return job.output
 
     def undisturbed(self, name: str, *flags: object, world: int = 2, stage: str = "zero1", threads: int = 1) -> Path:
@@ -107,19 +139,17 @@ class Lab:
             self.train(run_dir, *flags, world=world, stage=stage, threads=threads)
         return run_dir
 
-
-def failing(checks: Mapping[str, object]) -> tuple[str, ...]:
-    """The names of what does not hold."""
-    return tuple(name for name, holds in checks.items() if not holds)
+    def copy_of(self, whole: Path) -> Path:
+        return Path(shutil.copytree(whole, self.folder / "run"))
 
 
-def same_end(run_dir: Path, whole: Path, step: int) -> bool:
-    """Whether two runs have the same sentences in every step, and weights that are equal bit for bit."""
+def require_same_end(run_dir: Path, whole: Path, step: int) -> None:
+    """Two runs have the same sentences in every step, weights that are equal bit for bit, and nothing temporary."""
     name = f"weights/step-{step:08d}.safetensors"
     expected, found = load_file(whole / name), load_file(run_dir / name)
-    ledgers = [(folder / "ledger.jsonl").read_bytes() for folder in (whole, run_dir)]
-    same = expected.keys() == found.keys() and all(expected[key].equal(found[key]) for key in expected)
-    return same and ledgers[0] == ledgers[1]
+    assert all(expected[key].equal(found[key]) for key in expected.keys() | found.keys()), "other weights"
+    assert (whole / "ledger.jsonl").read_bytes() == (run_dir / "ledger.jsonl").read_bytes(), "another ledger"
+    assert unfinished(run_dir) == [], "temporary files were left"
 
 
 def newest_whole(run_dir: Path) -> Path | None:

@@ -18,26 +18,11 @@ from dist_transformer.base.sole_writer import Fence
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.run.lock import sole_training
 from dist_transformer.run.verify import verify_run
-from tests.faults.campaign import Campaign, Case, Found, Lab
-from tests.run.small_run import SmallRun, small_config, train_and_save
+from tests.run.small_run import SmallRun, train_and_save
 
 LOST = "whose lock file was removed or replaced; another training may use the folder"
 LOCKS = ("file", "none")
 """Kinds of locks that a file system has."""
-_AT_ONCE = 10
-
-
-def run(case: Case, lab: Lab) -> Found:
-    config = small_config(lab.folder)
-    problems: list[str] = []
-    counts = {"lost": 0, "took over": 0}
-    with file_system(case.kind):
-        for seed in range(case.number * _AT_ONCE, (case.number + 1) * _AT_ONCE):
-            found, lost, took_over = examine(config, seed)
-            problems += [f"seed {seed}: {problem}" for problem in found]
-            counts["lost"] += lost
-            counts["took over"] += took_over
-    return Found(problems=tuple(problems), faults=_AT_ONCE, counts=counts)
 
 
 @contextlib.contextmanager
@@ -151,15 +136,3 @@ def _history(config: TrainConfig, seed: int) -> tuple[list[tuple[int, int]], lis
             starter.release()
             starter.join(0.001)
     return passed, [error for starter in starters for error in starter.errors]
-
-
-CAMPAIGN = Campaign(
-    name="histories",
-    must_hold=(
-        "of two or three trainings that start and stop, are suspended before each commit, lose their lock, and have "
-        "their folder removed or replaced, one commits at a time, and none after another has; the others end with one "
-        "sentence, and the folder can be resumed and verified"
-    ),
-    full=dict.fromkeys(LOCKS, 200),
-    run=run,
-)

@@ -5,7 +5,6 @@ derived from the record (disk_states.py), and what reads the folders must find i
 """
 
 import json
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -36,25 +35,8 @@ from dist_transformer.run.checkpoint.reader import (
 from dist_transformer.run.layout import read_records, scan_records, weight_files
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.verify import verify_run
-from tests.disk_states import Recorder, State, Trace, no_flushes, recording, states_after
-from tests.faults.campaign import Campaign, Case, Found, Lab
+from tests.disk_states import Recorder, State, Trace, no_flushes, recording
 from tests.run.small_run import SmallRun, small_config, train_and_save
-
-_AT_ONCE = 50
-# One state in this many is also trained on and saved.
-_TRAINED_ON = 10
-
-
-def run(case: Case, lab: Lab) -> Found:
-    """A share of the states of a kind; those of a case follow those of the case before."""
-    scenario = SCENARIOS[case.kind](lab.folder)
-    states = list(states_after(scenario.trace, random.Random(case.kind), at_random=12))
-    random.Random(case.kind).shuffle(states)
-    share = states[case.number * _AT_ONCE :][:_AT_ONCE]
-    problems = [
-        problem for number, state in enumerate(share) for problem in scenario.check(state, number % _TRAINED_ON == 0)
-    ]
-    return Found(problems=tuple(problems[:20]), faults=max(1, len(share)), counts={"states": len(share)})
 
 
 class Scenario:
@@ -293,14 +275,3 @@ SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
     "model folder": model_folders,
     "data folder": data_folders,
 }
-
-
-CAMPAIGN = Campaign(
-    name="power_loss",
-    must_hold=(
-        "every reader finds a sound older or newer state: nothing that was promised is lost, ledger, metrics and "
-        "checkpoint agree when the run is resumed, and what is not whole has no name"
-    ),
-    full={"run": 2000, "run that fell back": 500, "model folder": 50, "data folder": 300},
-    run=run,
-)

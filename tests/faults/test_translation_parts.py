@@ -1,4 +1,4 @@
-"""Some translations that are harmed in each way; `make faults` does hundreds. And bugs that must be found."""
+"""Translations that are harmed in each way, and bugs that must be found."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -8,21 +8,24 @@ from typing import Any, BinaryIO
 import pytest
 
 from dist_transformer.inference.files import corpus, parts
+from tests.faults.campaign import Case, campaign
 from tests.faults.translation_parts import HARMS, examine
 
+_AT_ONCE = 20
 
-def harm(kind: str, folder: Path, count: int) -> tuple[list[str], set[str]]:
+
+def harm(generator: random.Random, kind: str, folder: Path, count: int) -> tuple[list[str], set[str]]:
     """Return what is wrong, and the ways in which commands end."""
-    generator = random.Random(kind)
     found = [examine(folder / str(number), kind, generator) for number in range(count)]
     return [problem for problem, _ in found if problem], {outcome for _, outcome in found}
 
 
-@pytest.mark.parametrize("kind", HARMS)
-def test_the_output_is_that_of_an_undisturbed_command_or_there_is_none(kind: str, tmp_path: Path) -> None:
-    problems, outcomes = harm(kind, tmp_path, 30)
+@campaign(dict.fromkeys(HARMS, 200), each=_AT_ONCE)
+def test_translation_parts(case: Case, tmp_path: Path) -> None:
+    """The output is that of an undisturbed command, or there is none, and one sentence."""
+    problems, outcomes = harm(case.generator(), case.kind, tmp_path, _AT_ONCE)
     assert problems == []
-    assert outcomes == {"completed", "refused"}
+    assert case.number or outcomes == {"completed", "refused"}
 
 
 def trust_every_part(part: parts.Part, whole: BinaryIO | None = None) -> int | None:
@@ -55,5 +58,5 @@ def test_a_planted_bug_is_found(
     kind: str, place: tuple[Any, str], bug: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*place, bug)
-    problems, _ = harm(kind, tmp_path, 30)
+    problems, _ = harm(random.Random(kind), kind, tmp_path, 30)
     assert any("the output differs from that of an undisturbed command" in problem for problem in problems)

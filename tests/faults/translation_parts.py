@@ -17,9 +17,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.inference.files import corpus
 from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.translator import ScoredText, Translation
-from tests.faults.campaign import Campaign, Case, Found, Lab
 
-_AT_ONCE = 10
 _FOREIGN = b"mine\n"
 _TRANSLATE = "translate"
 # In the last three, all parts are there; in the last one, the output is complete.
@@ -188,16 +186,6 @@ HARMS: Mapping[str, tuple[Harm, ...]] = {
 }
 
 
-def run(case: Case, lab: Lab) -> Found:
-    generator, problems = case.generator(), list[str]()
-    counts = {"completed": 0, "refused": 0}
-    for number in range(_AT_ONCE):
-        problem, outcome = examine(lab.folder / str(number), case.kind, generator)
-        counts[outcome] += 1
-        problems += [f"{number}: {problem}"] if problem else []
-    return Found(problems=tuple(problems), faults=_AT_ONCE, counts=counts)
-
-
 def examine(folder: Path, kind: str, generator: random.Random) -> tuple[str, str]:
     """Do harm to one translation; return what is wrong then, and how the command ends."""
     job = make_job(folder, generator)
@@ -318,15 +306,3 @@ def quiet() -> Iterator[None]:
         mock.patch.object(corpus, "_report"),
     ):
         yield
-
-
-CAMPAIGN = Campaign(
-    name="translation_parts",
-    must_hold=(
-        "after a kill, or while the command runs, parts, manifest, inputs or output are damaged or exchanged: "
-        "the same command then ends with the output of an undisturbed one, byte for byte, or with one sentence and no "
-        "output of its own; files of another translation stay as they are"
-    ),
-    full=dict.fromkeys(HARMS, 200),
-    run=run,
-)

@@ -1,6 +1,8 @@
 """kill -9 of a rank, of the launcher, of everything: half of the kills inside a save, half at any moment.
 
-A case is a run of two ranks under DeepSpeed's launcher that is killed four times, and then goes to its end.
+A case is a run of two ranks under DeepSpeed's launcher that is killed four times, and then goes to its end. The newest
+committed checkpoint is resumed from, at most the save interval is lost, and what was trained while a killed save was
+written; no process is left, and the end is that of the run that was left alone, bit for bit.
 """
 
 import os
@@ -12,7 +14,16 @@ from pathlib import Path
 import psutil
 
 from dist_transformer.run.layout import read_records, step_of
-from tests.faults.campaign import STAGES, Campaign, Case, Found, Lab, failing, newest_whole, same_end, unfinished
+from tests.faults.campaign import (
+    STAGES,
+    Case,
+    Lab,
+    campaign,
+    in_slice,
+    newest_whole,
+    require_same_end,
+    unfinished,
+)
 from tests.jobs import PATIENCE, Job
 
 _STEPS, _SAVE_EVERY, _KILLS = 64, 4, 4
@@ -26,13 +37,12 @@ _STARTING_SECONDS = 12
 _PACE_MS, _LEAVING_SECONDS = 500, 15
 
 
-def run(case: Case, lab: Lab) -> Found:
-    """The kind is the ZeRO stage."""
-    generator = case.generator()
+@in_slice
+@campaign(dict.fromkeys(STAGES, 100), each=_KILLS, sample=("zero1",))
+def test_kills(case: Case, lab: Lab) -> None:
+    generator, run_dir = case.generator(), lab.folder / "run"
     whole = lab.undisturbed(f"kills {case.kind}", *_FLAGS, stage=case.kind)
-    run_dir, problems = lab.folder / "run", list[str]()
-    counts = dict.fromkeys(("rank", "launcher", "everything", "inside_a_save"), 0)
-    most_lost, expected, killed = 0, None, 0
+    expected: Path | None = None
     for number in range(_KILLS):
         before = set(unfinished(run_dir))
         victim = generator.choice(("rank", "launcher", "everything"))
@@ -40,33 +50,21 @@ def run(case: Case, lab: Lab) -> Found:
         job = lab.job(run_dir, *_FLAGS, stage=case.kind, fault=pace).start_deepspeed()
         wait_for_the_moment(job, generator, in_save=number % 2 == 0)
         if job.processes[0].poll() is not None:
-            problems += failing({f"ended by itself: {job.output[-1000:]}": job.processes[0].returncode == 0})
+            assert job.processes[0].returncode == 0, job.output[-1000:]
             break
-        in_save = not before.issuperset(unfinished(run_dir))
         reached = last_step(run_dir)
         kill(job, victim, generator)
-        problems += survivors(job, victim)
+        require_no_survivors(job, victim)
         is_far = _STEPS - reached > 1000 * _LEAVING_SECONDS / _PACE_MS
-        continued = victim == "launcher" and is_far and last_step(run_dir) == _STEPS
-        problems += failing({f"trained from step {reached} to the end without a launcher": not continued})
-        killed, counts[victim] = killed + 1, counts[victim] + 1
-        counts["inside_a_save"] += in_save
-        problems += resumed_elsewhere(job.output, expected)
+        assert not (victim == "launcher" and is_far and last_step(run_dir) == _STEPS), "to the end without a launcher"
+        require_resumed_from(expected, job.output)
         expected = newest_whole(run_dir)
         lost = last_step(run_dir) - (step_of(expected.name) or 0 if expected else 0)
-        most_lost = max(most_lost, lost)
         # While a save is written, training continues; the next one waits for it.
         limit = _SAVE_EVERY if before.issuperset(unfinished(run_dir)) else 2 * _SAVE_EVERY
-        problems += failing({f"{lost} steps lost by the kill of {victim}": lost <= limit})
-    output = lab.train(run_dir, *_FLAGS, stage=case.kind)
-    problems += resumed_elsewhere(output, expected)
-    problems += failing(
-        {
-            "weights or ledger are not those of the undisturbed run": same_end(run_dir, whole, _STEPS),
-            "temporary files were left": not unfinished(run_dir),
-        }
-    )
-    return Found(faults=killed, problems=tuple(problems), counts=counts, highest={"steps_lost": most_lost})
+        assert lost <= limit, f"{lost} steps lost by the kill of {victim}"
+    require_resumed_from(expected, lab.train(run_dir, *_FLAGS, stage=case.kind))
+    require_same_end(run_dir, whole, _STEPS)
 
 
 def wait_for_the_moment(job: Job, generator: random.Random, *, in_save: bool) -> None:
@@ -105,39 +103,21 @@ def is_rank(process: psutil.Process) -> bool:
         return False
 
 
-def survivors(job: Job, victim: str) -> list[str]:
-    """List the processes that are left when all should have ended, and end them."""
+def require_no_survivors(job: Job, victim: str) -> None:
     deadline = time.monotonic() + _LAST_BREATH_SECONDS
     while (alive := job.family()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    problems = [
-        f"{process.pid} outlived the kill of {victim}: {' '.join(process.cmdline())[:100]}" for process in alive
-    ]
     for process in alive:
         process.kill()
     job.close()
-    return problems
+    assert alive == [], f"outlived the kill of {victim}"
 
 
-def resumed_elsewhere(output: str, expected: Path | None) -> list[str]:
-    lines = [line for line in output.splitlines() if line.startswith("resumed from ")]
-    return [f"{line}, not {expected}" for line in lines if line != f"resumed from {expected}"]
+def require_resumed_from(expected: Path | None, output: str) -> None:
+    lines = {line for line in output.splitlines() if line.startswith("resumed from ")}
+    assert lines <= {f"resumed from {expected}"}
 
 
 def last_step(run_dir: Path) -> int:
-    steps = (
-        [record["step"] for record in read_records(run_dir, "train")] if (run_dir / "metrics.jsonl").exists() else []
-    )
-    return max(steps, default=0)
-
-
-CAMPAIGN = Campaign(
-    name="kills",
-    must_hold=(
-        "the newest committed checkpoint is resumed from; final weights and ledger are those of the run that was left "
-        "alone, bit for bit; at most the save interval is lost, and what was trained while a killed save was written; "
-        "no process is left"
-    ),
-    full=dict.fromkeys(STAGES, 100),
-    run=run,
-)
+    is_begun = (run_dir / "metrics.jsonl").exists()
+    return max((record["step"] for record in read_records(run_dir, "train")), default=0) if is_begun else 0
