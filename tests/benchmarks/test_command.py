@@ -38,16 +38,3 @@ def test_what_must_not_be_believed_is_kept_and_said(
     assert result["commands"] == ["python tools/benchmark.py train --data DATA --steps=2 -- --seed 'a b'"]
     assert (result["what"], result["figures"], result["seeds"]) == ("a measure", {"rate": 2.5}, [3])
     assert result["rows"] == [{"table": "start", "cells": ["a"]}]
-
-
-def test_ranks_that_do_not_report_write_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run(monkeypatch, None, tmp_path / "result.json")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_place_that_is_not_there_is_said_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"none/result\.json is in no folder that exists: make the folder first"):
-        run(monkeypatch, MEASURED, tmp_path / "none" / "result.json")
-    assert capsys.readouterr().out == ""

@@ -13,14 +13,11 @@ from benchmarks.data import (
     own_works,
     peer_works,
     preparation_works,
-    write_text,
 )
-from benchmarks.first_step import measure_first_step, simulate_lengths
 from benchmarks.results_table import make_lines, read_result
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.plan import Budgets, resolve_budgets
+from dist_transformer.data.loading.plan import Budgets
 from tests.conftest import run_command
 
 BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
@@ -37,18 +34,6 @@ def test_our_work_is_counted_in_the_tokens_of_its_packs(toy_data: DataFolder) ->
     assert list(itertools.islice(works["read_tokens"], len(packs) + 2)) == [*tokens, *tokens[:2]]
     steps = list(itertools.islice(works["plan"], 3))
     assert steps == [tokens[0] + tokens[1], tokens[2] + tokens[3], tokens[4] + tokens[5]]
-
-
-def test_feeding_takes_blocks_of_the_planned_steps(toy_data: DataFolder) -> None:
-    info, batch = toy_data.train.info, settings(toy_data).batch
-    budgets = resolve_budgets(batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
-    works = own_works(toy_data.train, budgets, settings(toy_data))
-    steps = set(itertools.accumulate(itertools.islice(works["plan"], 200)))
-    for name in ("feed", "feed_8_packs"):
-        blocks = list(itertools.islice(works[name], 3))
-        assert set(itertools.accumulate(blocks)) <= steps
-        # The first step is built alone.
-        assert blocks[0] < 2 * budgets.max_target_tokens < min(blocks[1:])
 
 
 def test_the_packs_are_the_epochs(toy_data: DataFolder) -> None:
@@ -87,59 +72,6 @@ def test_the_same_text_is_prepared_and_encoded(toy_data: DataFolder, tmp_path: P
         assert index.pairs_read == index.train.pairs + index.valid.pairs == 100
         assert index.train.target_tokens + index.valid.target_tokens == tokens
         assert index.tokenizer_sha256 == toy_data.index.tokenizer_sha256
-
-
-def test_text_continues_from_the_start_of_a_smaller_corpus(toy_data: DataFolder, tmp_path: Path) -> None:
-    count = toy_data.train.info.pairs
-    (source, target), tokens = write_text(toy_data, tmp_path, pairs=count + 10, seed=1)
-    for file in (source, target):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        assert len(lines) == count + 10
-        assert lines[count:] == lines[:10]
-    targets = toy_data.tokenizer().encode_batch(target.read_text(encoding="utf-8").splitlines())
-    assert tokens == sum(map(len, targets)) + count + 10
-
-
-def test_simulated_lengths_are_pairs_of_the_corpus(tmp_path: Path) -> None:
-    pool = np.array([[1, 9], [2, 8], [3, 7]], dtype=np.uint16)
-    simulate_lengths(pool, 3000, tmp_path / "a.npy", seed=1)
-    drawn = np.load(tmp_path / "a.npy", allow_pickle=False)
-    assert (drawn.shape, drawn.dtype) == ((3000, 2), np.uint16)
-    assert (drawn.sum(axis=1) == 10).all()
-    # A third of each, give or take five standard deviations of 26.
-    assert np.abs(np.bincount(drawn[:, 0])[1:] - 1000).max() < 130
-    simulate_lengths(pool, 3000, tmp_path / "b.npy", seed=1)
-    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
-
-
-def test_lengths_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be written .*: 4 MiB are needed, set TMPDIR"):
-        simulate_lengths(np.ones((2, 2), dtype=np.uint16), 2**20, tmp_path / "none" / "a.npy", seed=1)
-
-
-@pytest.mark.system
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_memory_is_that_of_the_planning_process_alone(toy_data: DataFolder, tmp_path: Path) -> None:
-    ballast = np.ones(400 * 2**20, dtype=np.uint8)
-    simulate_lengths(toy_data.train.lengths, 50_000, tmp_path / "a.npy", seed=1)
-    found = measure_first_step(tmp_path / "a.npy", BatchConfig(), pairs_per_shard=1000, seed=1)
-    assert found["seconds"] > 0
-    assert 1 < found["before_mib"] <= found["peak_mib"] < ballast.nbytes / 2**20
-
-
-def test_a_first_step_that_cannot_be_planned_is_an_error(toy_data: DataFolder, tmp_path: Path) -> None:
-    simulate_lengths(np.array([[50, 50]], dtype=np.uint16), 10, tmp_path / "a.npy", seed=1)
-    batch = BatchConfig(max_target_tokens=16)
-    with pytest.raises(UserError, match="none of the 10 pairs fits a pack"):
-        measure_first_step(tmp_path / "a.npy", batch, pairs_per_shard=5, seed=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("seconds", 0.0), ("repeats", 0), ("pairs", -1), ("text_pairs", 3), ("memory_pairs", 3)]
-)
-def test_settings_that_measure_nothing_are_refused(name: str, value: float, toy_data: DataFolder) -> None:
-    with pytest.raises(UserError, match=f"{name} is {value}"):
-        DataBenchmark(data=toy_data.path, **{name: value})
 
 
 @pytest.mark.slice(name="benchmarks")

@@ -8,56 +8,11 @@ import pytest
 import torch
 
 from benchmarks.decoding import DecodeBenchmark, decode_table, make_peer, matching_penalty, our_search
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.vocabulary.tokenizer import SPECIALS, Tokenizer
-from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
-from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.device import multiplies_int8
 from tests.conftest import run_command
-from tests.inference.test_beam import make_model, make_sources
-
-
-def names_of(model: Transformer) -> list[str]:
-    """A vocabulary for a model that has no tokenizer."""
-    return [*SPECIALS, *(str(i) for i in range(len(SPECIALS), model.config.vocab_size))]
-
-
-def test_ctranslate2_finds_the_hypotheses_of_ours(tmp_path: Path) -> None:
-    """Greedy search has no length penalty to differ by."""
-    import ctranslate2
-
-    model = make_model()
-    sources = [source for source in make_sources(40) if source]
-    pieces = (names_of(model), names_of(model))
-    save_for_ctranslate2(model, pieces, tmp_path / "model")
-    translator = ctranslate2.Translator(str(tmp_path / "model"), device="cpu", compute_type="float32")
-    longest = max(map(len, sources)) + 20
-    theirs = translate_ids(translator, pieces, sources, beam_size=1, length_penalty=0.0, longest=longest)
-    ours = beam_search(model, sources, settings=BeamSettings(beam_size=1, max_extra_tokens=20))
-    same = 0
-    for source, found, (hypothesis,) in zip(sources, theirs, ours, strict=True):
-        # Ours ends at its own limit; the rest must be token for token the same.
-        shared = min(len(found), len(hypothesis.tokens), len(source) + 19)
-        assert found[:shared] == hypothesis.tokens[:shared]
-        same += shared
-    assert same > 5 * len(sources)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"head_width": 4}, "head width"),
-        ({"attention": "distant"}, "only softmax"),
-    ],
-)
-@pytest.mark.usefixtures("distant")
-def test_what_is_not_written_for_ctranslate2(change: dict[str, object], message: str, tmp_path: Path) -> None:
-    model = make_model(**change)
-    with pytest.raises(UserError, match=message):
-        save_for_ctranslate2(model, (names_of(model), names_of(model)), tmp_path / "model")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["generate", "ctranslate2"])
@@ -99,17 +54,6 @@ def test_our_length_penalty_gives_the_peers_length() -> None:
     for wanted, exponent in ((12.0, 0.8), (14.0, 1.2), (11.2, 0.64)):
         assert abs(matching_penalty(lambda b: 8 + 5 * b, wanted, least=0.6) - exponent) < 1.2 / 2**7
     assert matching_penalty(lambda b: 12.0 if b < 1.0 else 13.0, 12.5, least=0.6) == pytest.approx(1.0, abs=0.01)
-
-
-def test_settings_that_cannot_be_measured(tmp_path: Path) -> None:
-    given = {"model": tmp_path, "sources": ["a"], "references": ["b"], "peers": (), "rounds": 1}
-    for change, message in (
-        ({"rounds": 0}, "--rounds is 0"),
-        ({"references": []}, r"^sources and references must have the same number of lines \(1 and 0\)"),
-        ({"peers": ("fairseq",)}, "--peers fairseq is unknown"),
-    ):
-        with pytest.raises(UserError, match=message):
-            DecodeBenchmark(**{**given, **change})  # type: ignore[arg-type]
 
 
 @pytest.mark.system

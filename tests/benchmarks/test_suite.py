@@ -1,7 +1,6 @@
 """Parts become one result file that keeps to the layout, and a picture of its rates."""
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -12,12 +11,9 @@ import pytest
 
 from benchmarks import bench, gpu_check, suite
 from benchmarks import command as benchmark
-from benchmarks.charts import bar_groups
-from benchmarks.measure import who_can_run
 from benchmarks.results_table import make_lines, read_result
 from benchmarks.rows import train_row
 from benchmarks.suite import (
-    CORPORA,
     DECODED_TEXT,
     DECODED_VALID,
     SOURCE,
@@ -25,11 +21,8 @@ from benchmarks.suite import (
     TEST_SETS,
     TRAINING_TEXT,
     Suite,
-    find_corpora,
     merge,
-    short_name,
 )
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.flags import parse_training
 from dist_transformer.runtime.launch import own_command
 from tests.conftest import ROOT, run_command
@@ -87,111 +80,6 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     assert {line["commit"].rstrip("+") for line in history} == {commit}
     assert [line["load"] for line in history] == [None, "shared with other work", None]
-
-
-def test_the_folder_of_results_need_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Suite, "prepare", lambda _: None)
-    monkeypatch.setattr(Suite, "measure", lambda *_: training(1000))
-    words = [
-        "bench.py",
-        "--parts",
-        "cost",
-        "--data",
-        tmp_path,
-        "--work",
-        tmp_path / "work",
-        "--out",
-        tmp_path / "a b" / "c",
-    ]
-    monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-    bench.main()
-    assert len(list((tmp_path / "a b" / "c").glob("bench-*.json"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("processor", "name"),
-    [
-        ("Intel(R) Xeon(R) Processor", "intel-xeon"),
-        ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "intel-core-i7-9750h"),
-        ("AMD EPYC", "amd-epyc"),
-        ("AMD EPYC 7763 64-Core Processor", "amd-epyc-7763"),
-        ("aarch64", "aarch64"),
-    ],
-)
-def test_a_file_is_named_after_the_processor(processor: str, name: str) -> None:
-    assert short_name(processor) == name
-
-
-def test_another_machine_starts_a_new_file(tmp_path: Path) -> None:
-    file = tmp_path / "bench-cpu.json"
-    merge(file, {"train-tiny": training(1000)}, what="both")
-    merge(file, {"train-big": training(50, machine="8 cores of AMD EPYC")}, what="both")
-    assert list(read_result(file)["figures"]) == ["train-big"]
-
-
-def test_bars_are_the_rates_with_their_spread() -> None:
-    (group,) = bar_groups({"train-tiny": training(1000)["figures"], "tests": {"outcome": "3 passed"}})
-    assert group.title == "training, tiny, bf16"
-    assert [(bar.value, bar.lowest, bar.highest, bar.stressed) for bar in group.bars] == [
-        (1000, 990, 1020, True),
-        (250, 250, 250, False),
-    ]
-
-
-def test_bars_of_decoding_name_the_model() -> None:
-    part = {
-        "parameters": 1_686_528,
-        "beam_size": 4,
-        "precision": "float32",
-        "unit": "sentences per CPU second",
-        "contenders": {"ours": {"sentences_per_second": rate(2.0)}},
-    }
-    (group,) = bar_groups({"decode-tiny": part})
-    assert group.title == "decoding, 1,686,528 parameters, beam 4, float32"
-
-
-def test_who_lacks_a_package_is_left_out_by_name() -> None:
-    told: list[str] = []
-    able = who_can_run({"a": (), "b": ("json", "no_such_package"), "c": ("json",)}, told.append)
-    assert able == ["a", "c"]
-    assert told == ["left out, because no_such_package is not installed: b"]
-
-
-def test_corpora_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CORPORA, raising=False)
-    assert find_corpora(None) is None
-    monkeypatch.setenv(CORPORA, str(tmp_path))
-    assert find_corpora(None) == tmp_path
-    with pytest.raises(UserError, match="none is not a folder: name the folder of corpora with --data"):
-        find_corpora(tmp_path / "none")
-    with pytest.raises(UserError, match=r"mix_en_de/train\.en does not exist: add it"):
-        Suite(corpora=tmp_path, work=tmp_path / "work", vocab_size=400).prepare()
-    assert not (tmp_path / "work" / "data-400").exists()
-
-
-@pytest.mark.system
-def test_without_text_or_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CORPORA, raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
-    out = ["--out", tmp_path, "--work", tmp_path / "work"]
-    said = run_command(sys.executable, "tools/bench.py", *out)
-    remedy = f"name the folder of corpora with --data or {CORPORA}"
-    assert said == f"nothing is measured, because there is no corpus: {remedy}\n"
-    said = run_command(sys.executable, "tools/gpu_check.py", *out)
-    assert said == "nothing is checked, because there is no GPU here\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.system
-def test_a_part_runs_as_a_script_of_the_clone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The folder of the script stays on the path of its process."""
-    suite = Suite(corpora=tmp_path, work=tmp_path, vocab_size=100)
-    with pytest.raises(UserError, match="the command above ended with status 1"):
-        suite.measure("data", "data", "--data", tmp_path / "none")
-    errors = capfd.readouterr().err
-    assert "Traceback" not in errors
-    assert "none is not a data folder" in errors
 
 
 def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

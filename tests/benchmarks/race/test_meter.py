@@ -1,19 +1,11 @@
 """Readings of a real tree of processes."""
 
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from benchmarks.measure import ROOT
 from benchmarks.race.meter import Reading, run_metered
-from dist_transformer.base.errors import UserError
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 _TREE = """
 import os, subprocess, sys, time
 def work(seconds):
@@ -28,10 +20,6 @@ else:
     work(0.5)
     subprocess.run([sys.executable, __file__, "x"])
 """
-
-
-def nothing(read: Callable[[], Reading]) -> None:
-    pass
 
 
 def test_all_processes_count_those_that_ended_too(tmp_path: Path) -> None:
@@ -51,28 +39,3 @@ def test_all_processes_count_those_that_ended_too(tmp_path: Path) -> None:
     assert cpu[-1] == usage.cpu_seconds
     assert 50 < usage.peak_mib < 150
     assert (tmp_path / "log").read_text() == "child\nchild\n"
-
-
-def test_a_command_that_fails_is_told_with_its_last_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "print('first', flush=True); raise SystemExit('the reason')"]
-    with pytest.raises(UserError, match=r"ended with status 1: the reason; all of its output is in .*log"):
-        run_metered(command, log=tmp_path / "log", environment=os.environ, watch=nothing)
-
-
-@pytest.mark.parametrize("error", ["raise RuntimeError", "os.kill(os.getpid(), signal.SIGTERM)"])
-def test_nothing_runs_on_after_an_error(error: str, tmp_path: Path) -> None:
-    program = f"""
-import os, signal
-from pathlib import Path
-from benchmarks.measure import ROOT
-from benchmarks.race.meter import run_metered
-def watch(read):
-    if Path("pid").exists():
-        {error}
-command = ["sh", "-c", "sleep 600 & echo $! > new; mv new pid; wait"]
-run_metered(command, log=Path("log"), environment=os.environ, watch=watch)
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, check=False)
-    assert done.returncode in (1, 128 + signal.SIGTERM)
-    state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -102,18 +102,6 @@ def test_the_best_recipe_that_trains_with_every_seed_races_and_what_is_done_stay
     assert race_picture(everything, note="here").startswith(b"\x89PNG")
 
 
-def test_a_toolkit_that_cannot_run_is_named_with_its_error(text: RaceText, tmp_path: Path) -> None:
-    contest = race(text, tmp_path, program=tmp_path / "missing")
-    contest.run()
-    everything = contest.figures()
-    found = everything["toolkits"]["writer"]
-    assert found["failure"].startswith(f"Writer is not at --writer {tmp_path / 'missing'}: install it")
-    assert race_table(everything).splitlines()[1].split() == ["Writer", *"–––––––"]
-    contest = race(text, tmp_path)
-    contest.run()
-    assert "failure" not in contest.figures()["toolkits"]["writer"]
-
-
 def test_times_and_rates_by_hand() -> None:
     points = [
         {"step": 10, "cpu_seconds": 20.0, "bleu": 10.0},

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.studies.batch_order import Curve, cut_by_length, draw, explain, join_packs, off_trend, orders, train
+from benchmarks.studies.batch_order import Curve, cut_by_length, explain, orders, train
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack
 from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.run.layout import read_records
 from tests.conftest import run_command
@@ -42,13 +41,6 @@ def test_packs_are_cut_where_a_budget_is_full() -> None:
     assert [(pack.source_tokens, pack.target_tokens) for pack in packs] == [(4, 4), (3, 2), (9, 3), (2, 5)]
 
 
-def test_neighbouring_packs_make_a_step() -> None:
-    packs = [Pack(pair_ids=np.array([number]), source_tokens=1, target_tokens=1) for number in range(5)]
-    steps = join_packs(packs, 2)
-    numbers = [[pack and pack.pair_ids.item() for pack in step.packs] for step in steps]
-    assert numbers == [[0, 1], [2, 3], [4, None]]
-
-
 @pytest.mark.parametrize("name", ["sorted", "random", "buckets"])
 def test_every_order_visits_every_pair_once_an_epoch(name: str, toy_data: DataFolder) -> None:
     config, budgets = settings(toy_data)
@@ -60,22 +52,6 @@ def test_every_order_visits_every_pair_once_an_epoch(name: str, toy_data: DataFo
     assert all(same) if name == "sorted" else not all(same)
     members = [{frozenset(pack.tolist()) for pack in packs} for packs in epochs]
     assert (members[0] == members[1]) == (name != "random")
-
-
-def test_sorted_packs_grow_longer(toy_data: DataFolder) -> None:
-    config, budgets = settings(toy_data)
-    steps = list(orders(toy_data.train, budgets, config)["sorted"](3))
-    longest = [toy_data.train.lengths[pack.pair_ids, 1] for step in steps for pack in step.packs if pack]
-    assert all(left.max() <= right.min() for left, right in itertools.pairwise(longest))
-    assert {step.epoch for step in steps} == {3}
-
-
-def test_the_mean_over_an_epoch_is_taken_off() -> None:
-    """A straight line and a sawtooth of mean zero that repeats each epoch of 5 steps: the sawtooth is left."""
-    steps, tooth = np.arange(30), np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
-    rest, inside = off_trend(9 - 0.1 * steps + np.tile(tooth, 6), per_epoch=5)
-    assert inside == slice(2, 28)
-    np.testing.assert_allclose(rest, np.tile(tooth, 6)[2:28], atol=1e-12)
 
 
 def test_figures_of_a_sawtooth_and_of_noise() -> None:
@@ -94,31 +70,6 @@ def test_figures_of_a_sawtooth_and_of_noise() -> None:
     assert figures["neighbour_std"] == pytest.approx(0.1, rel=0.1)
     assert figures["within_epoch_std"] == pytest.approx(0.1, rel=0.1)
     assert abs(figures["correlation_of_loss_and_length"]) < 0.06
-
-
-def test_a_picture_of_the_orders_that_are_there(tmp_path: Path) -> None:
-    curve = Curve(epoch=np.array([0, 0, 1, 1]), loss=np.arange(4.0), pair_tokens=np.arange(4.0))
-    for names in (["sorted"], ["sorted", "random", "buckets"]):
-        draw(dict.fromkeys(names, curve), tmp_path / "order.png")
-        content = (tmp_path / "order.png").read_bytes()
-        assert content.startswith(b"\x89PNG")
-        # Width and height stand in bytes 16 to 24 of a PNG.
-        assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (900, 600)
-
-
-@pytest.mark.system
-def test_bf16_trains_as_fp32_does(toy_data: DataFolder) -> None:
-    """Four steps of the same weights, pairs and dropout seeds at a high rate: it learns, and losses agree to 2%."""
-    curves, optimizer = {}, dataclasses.replace(PRESETS["tiny"].optimizer, warmup_steps=1)
-    for precision in ("bf16", "fp32"):
-        config, budgets = settings(toy_data, precision=precision, optimizer=optimizer)
-        order = orders(toy_data.train, budgets, config)["random"]
-        curves[precision] = train(
-            toy_data.train, budgets, config, lambda epoch, order=order: itertools.islice(order(epoch), 4), epochs=1
-        )
-    np.testing.assert_allclose(curves["bf16"].loss, curves["fp32"].loss, rtol=0.02)
-    assert curves["fp32"].loss[-1] < curves["fp32"].loss[0] - 0.3
-    np.testing.assert_array_equal(curves["bf16"].pair_tokens, curves["fp32"].pair_tokens)
 
 
 @pytest.mark.slice(name="benchmarks")

@@ -15,16 +15,13 @@ from benchmarks.studies.reproduce import (
     BAND_FILE,
     BAND_SEEDS,
     COMPARED_SEED,
-    DEFECTS,
     FIGURES,
     RECIPE,
     Band,
     hash_corpus,
-    judge,
     make_table,
-    read_expected,
 )
-from dist_transformer.base.errors import UserError, exit_on_user_error
+from dist_transformer.base.errors import exit_on_user_error
 from tests.conftest import ROOT, run_command
 
 INSIDE = {"train_loss": 4.0, "dev_nll": 4.0, "test_chrf": 4.0, "test_bleu": 4.0}
@@ -70,33 +67,6 @@ def test_a_band_by_hand(floor: float, low: float, high: float) -> None:
     assert (band.distance(2.0), band.distance(low), band.distance(high)) == (0.0, 1.0, 1.0)
 
 
-def test_a_line_for_every_figure() -> None:
-    bands = dict.fromkeys(FIGURES, Band(mean=4.0, deviation=0.25, low=3.0, high=5.0))
-    assert judge({**INSIDE, "dev_nll": 5.0004}, bands) == (
-        [
-            "training loss, last 20 steps: 4.000, band 3.000 to 5.000: in",
-            "dev NLL per token: 5.000, band 3.000 to 5.000: out",
-            "test chrF: 4.000, band 3.000 to 5.000: in",
-            "test BLEU: 4.000, band 3.000 to 5.000: in",
-        ],
-        ["dev NLL per token"],
-    )
-
-
-def test_the_table_by_hand() -> None:
-    """A defect at 6.5 is 2.5 above a mean of 4, and half a band is 1."""
-    band = {"mean": 4.0, "deviation": 0.25, "low": 3.0, "high": 5.0}
-    figures = {
-        "bands": dict.fromkeys(FIGURES, band),
-        "defects": {"no_warmup": INSIDE | {"dev_nll": 6.5}},
-    }
-    assert make_table(figures).splitlines()[0] == "| figure | five seeds | band | no warmup |"
-    assert make_table(figures).splitlines()[2:4] == [
-        "| training loss, last 20 steps | 4.000 ± 0.250 | 3.000 to 5.000 | 4.000 (0.0) |",
-        "| dev NLL per token | 4.000 ± 0.250 | 3.000 to 5.000 | 6.500 (2.5) |",
-    ]
-
-
 def test_the_committed_bands_follow_from_their_seeds() -> None:
     figures = read_result(BAND_FILE)["figures"]
     assert figures["recipe"] == RECIPE
@@ -107,17 +77,6 @@ def test_the_committed_bands_follow_from_their_seeds() -> None:
         band = Band.of(values, floor=figure.floor)
         assert dataclasses.asdict(band) == pytest.approx(figures["bands"][name])
         assert all(band.holds(value) for value in values)
-
-
-def test_the_committed_bands_find_the_defects() -> None:
-    """At least one figure is several half widths away; rounding cannot make up for that."""
-    figures = read_result(BAND_FILE)["figures"]
-    bands = {name: Band(**band) for name, band in figures["bands"].items()}
-    assert {name: defect["flags"] for name, defect in figures["defects"].items()} == DEFECTS
-    for defect in figures["defects"].values():
-        farthest = max(band.distance(defect[name]) for name, band in bands.items())
-        assert farthest == pytest.approx(defect["half_widths_from_mean"])
-        assert farthest > 2
 
 
 def test_the_page_has_the_table_of_the_committed_bands() -> None:
@@ -165,79 +124,6 @@ def test_the_exit_status_is_the_verdict(
     assert caught.value.code == 1
     assert captured.out.splitlines()[3] == "test BLEU: 5.100, band 3.000 to 5.000: out"
     assert captured.err.startswith("error: test BLEU not reproduced: find the change that moved the figures")
-
-
-def test_a_folder_with_runs_is_not_taken_for_a_new_training(
-    corpus: Path, tmp_path: Path, measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    band = band_file(tmp_path / "band.json", hash_corpus(corpus))
-    with pytest.raises(SystemExit):
-        start(monkeypatch, "--multi30k", corpus, "--band", band, "--out", corpus)
-    assert not (corpus / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"bands": {}}, "has bands of , not of train_loss, dev_nll, test_chrf, test_bleu: restore the file"),
-        ({"bands": {"dev_nll": {"mean": 4.0, "deviation": 0.1, "low": 5.0, "high": 3.0}}}, "they must increase"),
-        ({"bands": {"dev_nll": {"mean": "4", "deviation": 0.1, "low": 3.0, "high": 5.0}}}, "must be float, not '4'"),
-        ({"bands": {"dev_nll": {"mean": 4.0}}}, "is incomplete ("),
-        ({"recipe": {"train": "--max-steps 1"}}, "has the bands of another recipe: restore the file"),
-        ({"corpus_sha256": {}}, "train.en is not the text that the bands of"),
-    ],
-)
-def test_a_damaged_band_file_is_named(tmp_path: Path, corpus: Path, changes: dict[str, Any], message: str) -> None:
-    hashes = hash_corpus(corpus)
-    file = band_file(tmp_path / "band.json", hashes)
-    assert read_expected(file, hashes).bands["dev_nll"].high == 5.0
-    with pytest.raises(UserError) as caught:
-        read_expected(band_file(file, hashes, **changes), hashes)
-    assert str(file) in str(caught.value)
-    assert message in str(caught.value)
-
-
-def test_a_band_file_that_is_no_result_is_named(tmp_path: Path, corpus: Path) -> None:
-    file = band_file(tmp_path / "band.json", hash_corpus(corpus))
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(UserError, match=r"band.json cannot be read as JSON .*: restore or rewrite it"):
-        read_expected(file, {})
-
-
-def test_without_the_texts_one_sentence_says_where_they_are(tmp_path: Path, corpus: Path) -> None:
-    (corpus / "val.de").unlink()
-    download = "download train, val, test_2016_flickr (.en and .de) from data/task1/raw of https://github.com/multi30k/"
-    for folder, beginning in ((None, "there is no folder with the texts"), (corpus, f"{corpus} has no file val.de: ")):
-        with pytest.raises(UserError) as caught:
-            hash_corpus(folder)
-        assert str(caught.value).startswith(beginning)
-        assert download in str(caught.value)
-
-
-def test_new_bands_resume_and_follow_from_their_trainings(
-    corpus: Path, tmp_path: Path, measured: dict[str, float], toy_data: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seeds 1 to 5 measure 3.8 to 4.2: mean 4, deviation 0.158. Of an earlier call, seed 2 measured 4.9."""
-    out, band = tmp_path / "out", tmp_path / "band.json"
-    out.mkdir()
-    (out / "data").symlink_to(toy_data.path)
-    monkeypatch.setattr(reproduce, "read_records", lambda *_: [{"step": 300}])
-    words = ["--multi30k", corpus, "--band", band, "--out", out, "--write"]
-    start(monkeypatch, *words)
-    expected = read_expected(band, hash_corpus(corpus))
-    assert expected.bands["dev_nll"].mean == pytest.approx(4.0)
-    assert expected.bands["dev_nll"].high == pytest.approx(4.0 + 4 * 0.1 * 2.5**0.5)
-    result = read_result(band)
-    assert result["figures"]["defects"]["no_warmup"]["half_widths_from_mean"] == pytest.approx(2 / (0.4 * 2.5**0.5))
-    assert result["wall_seconds"] == 21.0
-    record = out / "seed-2" / "figures.json"
-    kept = json.loads(record.read_text("utf-8"))
-    kept["figures"]["dev_nll"] = 4.9
-    record.write_text(json.dumps(kept), encoding="utf-8")
-    start(monkeypatch, *words)
-    assert read_expected(band, hash_corpus(corpus)).bands["dev_nll"].mean == pytest.approx(4.2)
-    with pytest.raises(SystemExit):
-        start(monkeypatch, *words, "--", "--seed", 3)
 
 
 @pytest.mark.slice(name="reproduce")

@@ -1,6 +1,5 @@
 """tools/table3.py: the table by hand from made-up figures, and two rows for real on the toy corpus."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -8,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.results_table import read_result
-from benchmarks.studies.table3 import check_steps, compare, direction, main, make_table, write_results
-from dist_transformer.base.errors import UserError
-from dist_transformer.config.table3 import VARIANTS
-from dist_transformer.data.folder.reader import DataFolder
+from benchmarks.studies.table3 import compare, direction, main
 from tests.conftest import run_command
 
 
@@ -64,45 +59,6 @@ def test_differences_are_from_base() -> None:
     assert [row["same_direction"] for row in compared] == [None, "yes", "within noise", "no", "yes"]
 
 
-def test_the_table_by_hand() -> None:
-    lines = make_table(ROWS[:3], OTHERS).splitlines()
-    assert lines[2:5] == [
-        "| base | a → b | 2.35M | 3.24 | 30.0 ± 0.1 |  |  |  |",
-        "| A1 | a → b | 2.35M | 2.72 | 29.5 | -0.5 | -0.9 | yes |",
-        "| A3 | a → b | 2.35M | 2.72 | 30.1 | +0.1 | +0.0 | within noise |",
-    ]
-    assert lines[-1] == (
-        "Differences are in BLEU, from the mean of 3 seeds of base. Threshold for `within noise`: 0.20 BLEU, twice "
-        "their spread."
-    )
-
-
-def test_the_table_says_what_it_does_not_know_and_where_it_departs() -> None:
-    table = make_table([finished("base", 30.0), finished("B1", 29.0)], [])
-    assert "| base | a → b | 2.35M | 2.72 | 30.0 |  |  |  |" in table
-    assert "Threshold for `within noise`: none, because base has one seed." in table
-    assert "Rows B narrow the values together with the keys; the paper narrows only queries and keys." in table
-
-
-def test_the_result_file_keeps_to_the_layout(toy_data: DataFolder, tmp_path: Path) -> None:
-    arguments = argparse.Namespace(out=tmp_path / "results", preset="tiny", seed=7)
-    arguments.out.mkdir()
-    write_results(arguments, toy_data.index, ROWS, OTHERS, "the table")
-    result = read_result(arguments.out / "table3.json")
-    assert result["figures"]["verdicts"] == {"yes": 2, "no": 1, "within noise": 1}
-    assert (result["seeds"], result["wall_seconds"], result["synthetic"]) == ([7, 8, 9], 10.5, True)
-    assert [row["paper"]["bleu"] for row in result["figures"]["rows"]] == [25.8, 24.9, 25.8, 26.0, 26.2]
-    assert (arguments.out / "table3.md").read_text(encoding="utf-8") == "the table\n"
-
-
-@pytest.mark.system
-def test_an_unknown_row_is_refused_before_anything_is_trained(toy_data: DataFolder, tmp_path: Path) -> None:
-    command = [sys.executable, "tools/table3.py", "--data", toy_data.path, "--out", tmp_path / "out"]
-    output = run_command(*command, "--rows", "C1", "Z9", status=1)
-    assert output.startswith(f"error: --variant Z9 is unknown: choose one of {', '.join(VARIANTS)}")
-    assert not (tmp_path / "out").exists()
-
-
 def test_flags_of_a_row_are_those_it_is_trained_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,31 +71,6 @@ def test_flags_of_a_row_are_those_it_is_trained_with(
         "--model.ffn-width=128 --model.dropout=0.3 --optimizer.peak-lr=0.002121320343559643 --max-steps 300"
     )
     assert capsys.readouterr().out.split() == expected.split()
-
-
-def test_without_validation_there_is_no_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before anything is trained."""
-    words = "table3.py --data d --out o --preset tiny --flags-of base -- --validate-every 0"
-    monkeypatch.setattr(sys, "argv", words.split())
-    with pytest.raises(UserError, match=r"^the table needs a perplexity, and --validate-every is 0: leave it out"):
-        main()
-
-
-@pytest.mark.parametrize("flag", ["--ranks", "--average"])
-def test_none_is_no_number(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed's launcher takes 0 processes for one."""
-    monkeypatch.setattr(sys, "argv", ["table3.py", "--data", "d", "--out", "o", flag, "0"])
-    with pytest.raises(UserError, match=rf"^{flag} is 0: it must be above 0$"):
-        main()
-
-
-def test_a_row_that_is_past_the_asked_steps_is_refused(tmp_path: Path) -> None:
-    check_steps(tmp_path, 4)
-    lines = [json.dumps({"kind": "checkpoint", "step": step, "seconds": 0.1}) for step in (2, 4)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    check_steps(tmp_path, 4)
-    with pytest.raises(UserError, match="has 4 steps, this call allows 3: choose another --out"):
-        check_steps(tmp_path, 3)
 
 
 @pytest.mark.slice(name="benchmarks")

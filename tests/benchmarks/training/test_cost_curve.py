@@ -1,30 +1,10 @@
 """Points vary one thing at a time; batches are full; what is modelled is what planning says."""
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.training.cost_curve import cost_table, curve_of, make_batch, measure_point, model_scaling
+from benchmarks.training.cost_curve import cost_table, curve_of, measure_point, model_scaling
 from dist_transformer.model.transformer import Transformer
-
-
-def test_one_thing_varies_along_each_axis() -> None:
-    curve = curve_of(torch.device("cpu"), repeats=1)
-    for axis, points in curve.axes().items():
-        assert curve.base in [point for _, point in points], axis
-    widths = [point for _, point in curve.axes()["width"]]
-    assert {(point.tokens, point.sentence_tokens) for point in widths} == {(1024, 32)}
-    assert [point.model.ffn_width for point in widths] == [256, 512, 1024]
-
-
-def test_buffers_are_full_of_sentences_of_one_length() -> None:
-    batch = make_batch(256, 32, vocabulary=100)
-    for side in (batch.source, batch.target):
-        assert side.lengths.tolist() == [32] * 8
-        assert side.offsets_N.tolist() == list(range(0, 257, 32))
-        assert np.unique(side.positions_T).tolist() == list(range(32))
-    assert int(batch.labels_T.min()) >= 4
-    assert int(batch.labels_T.max()) < 100
 
 
 def test_a_scaling_by_hand() -> None:

@@ -1,7 +1,6 @@
 """The contenders do the same work, and what is reported is what they did."""
 
 import copy
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -12,22 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.training.contenders import Timing
 from benchmarks.training.field import (
     LABELS,
     Field,
-    TrainBenchmark,
-    curves_agree,
-    fastest_marian,
     open_field,
     train_table,
 )
-from benchmarks.training.peers import MasterAdamW, TrainerContender, in_bf16
-from dist_transformer.base.errors import UserError
+from benchmarks.training.peers import MasterAdamW, in_bf16
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Position
-from dist_transformer.export.marian import marian_model
 from dist_transformer.runtime.launch import deepspeed_command
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
@@ -101,76 +94,6 @@ def test_steps_of_peers_have_as_many_tokens_as_ours(field: Field) -> None:
     batches = itertools.islice(field.make("torch").rows, 400)  # type: ignore[attr-defined]
     theirs = np.mean([field.sample.sizes[rows, 1].sum() for rows in batches])
     assert theirs == pytest.approx(ours, rel=0.02)
-
-
-def test_a_step_of_the_trainer_may_be_several_batches(field: Field) -> None:
-    """Three batches of a third of the pairs have the tokens of a step, and train as it does."""
-    found = {}
-    for accumulated in (1, 3):
-        marian = marian_model(field.make("ours").driver.module)  # type: ignore[attr-defined]
-        pairs = {"pairs": 36 // accumulated, "accumulated": accumulated}
-        contender = TrainerContender(marian, field.sample, field.config, **pairs)
-        first, second = contender.train(4), contender.train(4)
-        assert (first.steps, second.steps) == (4, 4)
-        assert len(contender.taken) in (8 * accumulated, 8 * accumulated + 1)
-        found[accumulated] = (first.target_tokens + second.target_tokens, contender.nll(field.valid))
-    (tokens, loss), (tokens_of_three, loss_of_three) = found.values()
-    assert tokens_of_three == pytest.approx(tokens, rel=0.2)
-    assert loss_of_three == pytest.approx(loss, rel=0.05)
-
-
-def test_variants_in_bf16_learn_alike(field: Field, toy_data: DataFolder) -> None:
-    """Both attentions, autocast and weights in bf16: the same function at first, and nearly the same after 6 steps."""
-    field = open_field(dataclasses.replace(make_config(toy_data), precision="bf16"), World(), field.device)
-    ends = {}
-    for name in ("torch", "trainer"):
-        for variant in field.factories[name]:
-            contender = field.make(name, variant)
-            start = contender.nll(field.valid)
-            timing = contender.train(6)
-            ends[name, variant] = contender.nll(field.valid)
-            assert timing.steps == 6
-            assert ends[name, variant] < start - 0.2
-    kinds = ("autocast", "bf16 weights")
-    attentions = [f"{attention} attention, {kind}" for attention in ("sdpa", "eager") for kind in kinds]
-    assert list(ends) == [*(("torch", kind) for kind in kinds), *(("trainer", name) for name in attentions)]
-    for name in ("torch", "trainer"):
-        losses = [loss for (peer, _), loss in ends.items() if peer == name]
-        assert max(losses) == pytest.approx(min(losses), rel=0.05)
-
-
-def test_time_of_a_part_is_within_the_whole() -> None:
-    timing = Timing(torch.device("cpu"))
-    with timing.whole(), timing.part("data"):
-        sum(range(10**5))
-    assert 0 < timing.seconds["data"] <= timing.seconds["wall"]
-    assert timing.seconds["optimizer"] == 0
-
-
-def test_losses_that_part_are_noticed() -> None:
-    assert curves_agree({"ours": [10.0, 8.0], "torch": [10.05, 8.3]})
-    assert not curves_agree({"ours": [10.0, 8.0], "torch": [10.2, 8.0]})
-    assert not curves_agree({"ours": [10.0, 8.0], "torch": [10.0, 7.0]})
-
-
-def test_the_fastest_marian_is_the_one_to_compare_with() -> None:
-    """Never the one against which our ratio is higher, and no other contender."""
-
-    def contender(rate: float, ratio: float) -> dict:
-        return {"rates": {"median": rate}, "ours_to_this": {"median": ratio}}
-
-    found = {"ours": contender(100, 1.0), "torch": contender(90, 1.1), "compiled": contender(50, 2.0)}
-    assert fastest_marian(found) == {"name": "compiled", "ours_to_this": 2.0}
-    assert fastest_marian({**found, "trainer": contender(80, 1.25)}) == {"name": "trainer", "ours_to_this": 1.25}
-    assert fastest_marian({"ours": contender(100, 1.0)}) is None
-
-
-def test_settings_that_cannot_be_measured(toy_data: DataFolder) -> None:
-    settings = TrainBenchmark(config=make_config(toy_data), peers=(), steps=1, rounds=1)
-    with pytest.raises(UserError, match="--rounds is 0"):
-        dataclasses.replace(settings, rounds=0)
-    with pytest.raises(UserError, match="--peers p4 is unknown: choose among ours, stock"):
-        dataclasses.replace(settings, peers=("p4",))
 
 
 @pytest.mark.slice(name="benchmarks")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.training.text import IGNORED_LABEL, TextSample, even_order
+from benchmarks.training.text import IGNORED_LABEL, TextSample
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
@@ -21,18 +21,6 @@ def test_a_padded_batch_by_hand(sample: TextSample) -> None:
     assert batch.labels_BT.tolist() == [[5, EOS_ID, IGNORED_LABEL, IGNORED_LABEL], [4, 6, 4, EOS_ID]]
 
 
-def test_pairs_are_drawn_once_and_fit(toy_data: DataFolder) -> None:
-    everything = TextSample(toy_data.train, pairs=10**6, longest=10**6, seed=1)
-    assert len(everything) == toy_data.train.info.pairs
-    assert everything.sizes.sum(0).tolist() == [
-        toy_data.train.info.source_tokens,
-        toy_data.train.info.target_tokens,
-    ]
-    shortest = int(everything.sizes.max()) - 1
-    fitting = TextSample(toy_data.train, pairs=10**6, longest=shortest, seed=1)
-    assert len(fitting) == int((everything.sizes <= shortest).all(axis=1).sum()) < len(everything)
-
-
 def test_buckets_hold_each_pair_once_under_the_budget(sample: TextSample) -> None:
     batches = sample.bucketed(max_tokens=200, seed=0)
     assert sorted(np.concatenate(batches)) == list(range(len(sample)))
@@ -42,21 +30,3 @@ def test_buckets_hold_each_pair_once_under_the_budget(sample: TextSample) -> Non
     useful = sample.sizes.sum() / sum(b.source_BS.numel() + b.target_BT.numel() for b in map(sample.batch, batches))
     whole = sample.sizes.sum() / (len(sample) * sample.sizes.max(axis=0).sum())
     assert useful > whole + 0.1
-
-
-def test_few_steps_have_the_mean_number_of_tokens() -> None:
-    """Each batch comes once, in no obvious order. Sums of fours are nearly equal, although sizes are skewed."""
-    tokens = np.random.default_rng(1).lognormal(7, 0.7, 400)
-    order = even_order(tokens, np.random.default_rng(2))
-    assert sorted(order) == list(range(400))
-    means = np.cumsum(tokens[order])[3::4] / np.arange(4, 401, 4) / tokens.mean()
-    assert np.abs(means[:50] - 1).max() < 0.02
-    # All sizes take part from the start.
-    first = np.sort(np.searchsorted(np.sort(tokens), tokens[order[:40]]) * 4 // 400)
-    assert np.bincount(first).tolist() == [10, 10, 10, 10]
-    assert abs(np.corrcoef(order, range(400))[0, 1]) < 0.15
-    assert order != even_order(tokens, np.random.default_rng(3))
-
-
-def test_too_few_batches_for_four() -> None:
-    assert sorted(even_order(np.array([5.0, 1.0, 3.0]), np.random.default_rng(1))) == [0, 1, 2]
