@@ -36,6 +36,7 @@ faults: $(STAMP)  ## faults in real trainings, for hours; resumes
 check: $(STAMP)  ## style, types, and tests of code and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_wording.py -m "not slice"
 

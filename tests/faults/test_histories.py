@@ -14,7 +14,7 @@ _AT_ONCE = 2
 
 @campaign(dict.fromkeys(LOCKS, 200), each=_AT_ONCE, sample=(LOCKS[0], LOCKS[-1]))
 def test_histories(case: Case, tmp_path: Path) -> None:
-    """Of two or three trainings that want one folder, one commits at a time, and none after another has."""
+    """One of two or three trainings that want one folder commits at a time, and none after another has."""
     config = small_config(tmp_path)
     lost = took_over = 0
     with file_system(case.kind):
@@ -25,12 +25,7 @@ def test_histories(case: Case, tmp_path: Path) -> None:
     assert case.number or min(lost, took_over) > 0
 
 
-def is_another_token(path: Path, own: tuple[int, int], token: str) -> bool:
-    """The lock file is the same one, whichever process has written into it."""
-    return path.exists() and (path.lstat().st_dev, path.lstat().st_ino) == own
-
-
-@pytest.mark.parametrize("bug", [lambda path, *_: path.exists(), is_another_token], ids=["any file", "no token"])
+@pytest.mark.parametrize("bug", [lambda *_: True, lambda path, *_: path.exists()], ids=["no fence", "no token"])
 def test_a_planted_bug_is_found(bug: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_transformer.base.sole_writer._is_held", bug)
     config = small_config(tmp_path)
