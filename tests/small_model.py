@@ -18,6 +18,7 @@ from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, ModelInfo, write_model_folder
+from tests.support.tiny import tiny_config
 
 
 @pytest.fixture(scope="session")
@@ -40,16 +41,7 @@ def random_model(toy_tokenizer: Tokenizer) -> Transformer:
     """Untrained; 160 positions. Its outputs end before the limit at times."""
     torch.manual_seed(3)
     model = Transformer(
-        ModelConfig(
-            width=16,
-            heads=2,
-            ffn_width=32,
-            encoder_layers=1,
-            decoder_layers=1,
-            tie_embeddings="none",
-            max_positions=160,
-            vocab_size=toy_tokenizer.vocab_size,
-        )
+        tiny_config(tie_embeddings="none", max_positions=160, vocab_size=toy_tokenizer.vocab_size)
     ).eval()
     with torch.no_grad():
         model.output_projection.mul_(3)

@@ -30,7 +30,10 @@ FLAGS = {
     ATTENTION: ["--model.attention", "alibi"],
 }
 PROGRAM = [sys.executable, "-m", "dist_transformer"]
-EXAMPLE = pytest.mark.parametrize("heading", FLAGS)
+IN_SLICE = pytest.mark.slice(name="commands")
+EXAMPLE = pytest.mark.parametrize(
+    "heading", [ATTENTION, *(pytest.param(heading, marks=IN_SLICE) for heading in (SCHEDULE, POSITION))]
+)
 SMALL = (
     "--preset tiny --precision fp32 --max-steps 6 --save-every 6 --validate-every 0 --log-every 1 "
     "--optimizer.warmup-steps 2 --optimizer.peak-lr 2e-3 --model.width 32 --model.heads 2 --model.ffn-width 32 "

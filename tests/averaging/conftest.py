@@ -21,17 +21,10 @@ from dist_transformer.run.checkpoint.writer import Retention
 from dist_transformer.run.folder import run_identity
 from dist_transformer.run.layout import WEIGHT_HASHES, step_name
 from tests.run.saving import save_checkpoint
+from tests.support.tiny import tiny_config
 
 TOKENIZER = learn_byte_bpe(["a b"], vocab_size=300)
-MODEL = ModelConfig(
-    width=8,
-    heads=2,
-    ffn_width=16,
-    encoder_layers=1,
-    decoder_layers=1,
-    max_positions=16,
-    vocab_size=TOKENIZER.vocab_size,
-)
+MODEL = tiny_config(width=8, ffn_width=16, max_positions=16, vocab_size=TOKENIZER.vocab_size)
 Weights = dict[str, torch.Tensor]
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from benchmarks.decoding import DecodeBenchmark, decode_table, make_peer, matching_penalty, our_search
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.device import multiplies_int8
 from tests.conftest import run_command
+from tests.support.tiny import tiny_config
 
 
 @pytest.mark.parametrize("name", ["generate", "ctranslate2"])
@@ -21,15 +21,7 @@ def test_peers_translate_as_ours_does(
 ) -> None:
     """Line for line, from text to text; outputs are cut where the shortest limit may have ended one."""
     torch.manual_seed(4)
-    config = ModelConfig(
-        width=16,
-        heads=2,
-        ffn_width=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        max_positions=160,
-        vocab_size=toy_tokenizer.vocab_size,
-    )
+    config = tiny_config(max_positions=160, vocab_size=toy_tokenizer.vocab_size)
     settings = DecodeBenchmark(
         model=tmp_path,
         sources=toy_lines[0][:40],

@@ -70,9 +70,9 @@ def losses(run_dir: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def worlds(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same 20 steps, dropout on, on 1, 2, 3 and 4 ranks."""
+    """The same 20 steps, dropout on, on 1, 2 and 3 ranks."""
     runs = {}
-    for ranks in (1, 2, 3, 4):
+    for ranks in (1, 2, 3):
         runs[ranks] = tmp_path_factory.mktemp("worlds") / str(ranks)
         profile = ("--profile", "3:2") if ranks == 2 else ()
         train(ranks, toy_data.path, runs[ranks], "--max-steps", 20, "--save-every", 10, *FP32, *profile)
@@ -88,13 +88,13 @@ def farthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_any_world_trains_on_the_same_sentences(worlds: dict[int, Path], ranks: int) -> None:
     assert list(read_ledger(worlds[ranks] / "ledger.jsonl")) == list(read_ledger(worlds[1] / "ledger.jsonl"))
     assert len(list(read_ledger(worlds[1] / "ledger.jsonl"))) == 20
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> None:
     assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
 
@@ -131,7 +131,7 @@ def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
     assert described[20]["several_sentences"] == alone["several_sentences"] == several / toy_data.index.train.pairs
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_any_world_has_the_same_average(worlds: dict[int, Path], ranks: int) -> None:
     assert farthest(averaged(worlds[ranks]), averaged(worlds[1])) <= 1e-5
 
@@ -142,9 +142,7 @@ def test_a_run_resumes_in_other_worlds_and_stages(
     """Each time the same command on more ranks or fewer, and under another stage."""
     run_dir = tmp_path / "run"
     in_memory = left_in_memory()
-    # DeepSpeed builds its CPU Adam at first use.
-    offload = "zero3_offload" if shutil.which("c++") else "zero3"
-    parts = [(1, "zero1"), (2, offload), (4, "zero2"), (1, "zero0")]
+    parts = [(1, "zero1"), (2, "zero3"), (4, "zero2"), (1, "zero0")]
     for part, (ranks, stage) in enumerate(parts, start=1):
         config = ROOT / "ds_configs" / f"{stage}.json"
         train(ranks, toy_data.path, run_dir, "--max-steps", 5 * part, "--deepspeed-config", config, *FP32)
@@ -227,7 +225,7 @@ def kill_run(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path) -> None:
-    flags = ("--max-steps", 60, "--save-every", 5)
+    flags = ("--max-steps", 40, "--save-every", 5)
     train(2, toy_data.path, tmp_path / "whole", *flags)
     run_dir = tmp_path / "killed"
     seed = random.randrange(2**32)
@@ -243,7 +241,7 @@ def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFol
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-            wanted = run_dir / "checkpoints" / f"step-{10 + 20 * kill:08d}"
+            wanted = run_dir / "checkpoints" / f"step-{10 + 15 * kill:08d}"
             deadline = time.monotonic() + 600
             while not wanted.exists():
                 assert process.poll() is None, (tmp_path / f"log{kill}").read_text()
@@ -253,7 +251,7 @@ def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFol
             kill_run(process)
     output = train(2, toy_data.path, run_dir, *flags)
     assert "resumed from" in output
-    name = "step-00000060.safetensors"
+    name = "step-00000040.safetensors"
     whole, killed = load_file(tmp_path / "whole" / "weights" / name), load_file(run_dir / "weights" / name)
     assert all(whole[key].equal(killed[key]) for key in whole), f"seed {seed}"
     assert (tmp_path / "whole" / "ledger.jsonl").read_text() == (run_dir / "ledger.jsonl").read_text(), f"seed {seed}"

@@ -1,9 +1,10 @@
 """Run by 2 ranks of DeepSpeed: what must hold for every ZeRO stage and precision, in one launch.
 
-Usage: worker_stages.py DATA OUT. Rank 0 writes OUT/results.json; the tests read it.
+Usage: worker_stages.py DATA OUT NAME… Rank 0 writes OUT/results.json with the named results; the tests read it.
 """
 
 import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -324,30 +325,32 @@ def not_finite_result(config: TrainConfig, world: World, device: torch.device) -
 
 
 def main() -> None:
-    data, out = Path(sys.argv[-2]), Path(sys.argv[-1])
+    data, out, *names = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
     world = read_world()
     results: dict[str, Any] = {}
     # A fifth of the time, for what test_figures.py tests.
     Reporter.pictures = lambda *_: None  # type: ignore[method-assign]
     with process_group(world) as device:
-        for stage in STAGES:
-            for precision in ("fp32", "bf16"):
-                name = f"zero{stage}-{precision}"
-                config = make_config(data, out / name, f"zero{stage}", precision)
+        for stage, precision in itertools.product(STAGES, ("fp32", "bf16")):
+            name = f"zero{stage}-{precision}"
+            config = make_config(data, out / name, f"zero{stage}", precision)
+            if name in names:
                 results[name] = {
                     "gradient_errors": gradient_errors(config, world, device),
                     "errors_of_frozen": gradient_errors(config.changed(freeze=FROZEN), world, device),
                     "resume": resume_result(config, world, device),
                     "not_finite": not_finite_result(config, world, device),
                 }
-                print(f"{name} done", flush=True)
         for precision in ("fp32", "bf16"):
             config = make_config(data, out, "zero0", precision)
-            results[f"chain-{precision}"] = handed_over(config, out / f"chain-{precision}", world, device)
-            results[f"frozen-{precision}"] = frozen_result(config, out / f"frozen-{precision}", world, device)
+            for name, result in ((f"chain-{precision}", handed_over), (f"frozen-{precision}", frozen_result)):
+                if name in names:
+                    results[name] = result(config, out / name, world, device)
         for stage, precision in RDROP:
-            config = make_config(data, out, f"zero{stage}", precision)
-            results[f"rdrop-zero{stage}"] = rdrop_result(config, out / f"rdrop-zero{stage}", world, device)
+            config, name = make_config(data, out, f"zero{stage}", precision), f"rdrop-zero{stage}"
+            if name in names:
+                results[name] = rdrop_result(config, out / name, world, device)
+        config = make_config(data, out, "zero3", "fp32")
         results["precisions"] = changed_precision(config, out / "precisions", world, device)
     if world.is_main:
         (out / "results.json").write_text(json.dumps(results, indent=1))

@@ -8,7 +8,6 @@ import torch
 import dist_transformer
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.evaluation.evaluate import evaluate
@@ -18,6 +17,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.serving.models import load_models, translate
 from tests.conftest import run_python
+from tests.support.tiny import tiny_config
 
 CPU = torch.device("cpu")
 SHORT = BeamSettings(max_extra_tokens=3)
@@ -27,9 +27,7 @@ SHORT = BeamSettings(max_extra_tokens=3)
 def folder(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Untrained; `<2de>` is 4 and `<2en>` is 5."""
     tokenizer = learn_byte_bpe([*toy_lines[0], *toy_lines[1]], vocab_size=400, tags=("<2de>", "<2en>"))
-    config = ModelConfig(
-        width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, vocab_size=tokenizer.vocab_size
-    )
+    config = tiny_config(vocab_size=tokenizer.vocab_size)
     torch.manual_seed(3)
     model = Transformer(config)
     info = ModelInfo(

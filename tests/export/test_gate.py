@@ -14,7 +14,6 @@ import torch
 from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
 from dist_transformer.data.vocabulary.pair import wrap_pair
@@ -24,6 +23,7 @@ from dist_transformer.export import export as module
 from dist_transformer.export.export import Export, ExportSettings, export
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
+from tests.support.tiny import tiny_config
 
 CPU = torch.device("cpu")
 ROWS = ["token ids", "decoding", "log-probabilities", "greedy search", "beam search"]
@@ -59,14 +59,7 @@ def make_settings(
         if tags and vocabulary is None:
             tokenizer = learn_byte_bpe(itertools.chain(*toy_lines), vocab_size=400, tags=tags)
         torch.manual_seed(seed)
-        config = ModelConfig(
-            width=16,
-            heads=2,
-            ffn_width=32,
-            encoder_layers=2,
-            decoder_layers=1,
-            max_positions=160,
-        )
+        config = tiny_config(encoder_layers=2, max_positions=160)
         changed = dataclasses.replace(config, **(changes or {}))
         model = Transformer(changed.for_vocabularies(*tokenizer.sizes)).eval()
         with torch.no_grad():

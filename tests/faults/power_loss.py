@@ -1,7 +1,8 @@
 """A loss of power at any moment of a start, a resume, a save, an average, a report and a preparation of data.
 
 Nothing is killed: what the code asks of the file system is recorded once, every state that a disk may then hold is
-derived from the record (disk_states.py), and what reads the folders must find in each a sound older or newer state.
+derived from the record (tests/support/disk_states.py), and what reads the folders must find in each a sound older or
+newer state.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 
 from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
@@ -35,8 +36,9 @@ from dist_transformer.run.checkpoint.reader import (
 from dist_transformer.run.layout import read_records, scan_records, weight_files
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.verify import verify_run
-from tests.disk_states import Recorder, State, Trace, no_flushes, recording
 from tests.run.small_run import SmallRun, small_config, train_and_save
+from tests.support.disk_states import Recorder, State, Trace, no_flushes, recording
+from tests.support.tiny import tiny_config
 
 
 class Scenario:
@@ -200,9 +202,7 @@ def model_folders(folder: Path) -> Scenario:
     tokenizer = learn_byte_bpe([line for side in _lines() for line in side], vocab_size=300)
     file = folder / "tokenizer.json"
     tokenizer.save(file)
-    config = ModelConfig(
-        width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, vocab_size=tokenizer.vocab_size
-    )
+    config = tiny_config(width=8, ffn_width=8, vocab_size=tokenizer.vocab_size)
 
     def write(path: Path, steps: int) -> None:
         info = ModelInfo(

@@ -41,8 +41,8 @@ def test_elastic(case: Case, lab: Lab) -> None:
     other = lab.copy_of(whole)
     shutil.rmtree(other / "checkpoints" / f"step-{_STEPS:08d}")
     lab.train(other, *flags[1], "--resume", "required", **starts[1])
+    assert (whole / "ledger.jsonl").read_bytes() == (other / "ledger.jsonl").read_bytes(), "another ledger"
     expected, found = ([record["loss"] for record in read_records(folder, "train")] for folder in (whole, other))
     limit = 5e-3 if name == "precision" else 1e-3 if precision else 1e-5
     assert len(found) == _STEPS
     assert found == pytest.approx(expected, rel=limit), "losses differ"
-    assert (whole / "ledger.jsonl").read_bytes() == (other / "ledger.jsonl").read_bytes(), "another ledger"

@@ -9,9 +9,9 @@ import pytest
 
 from dist_transformer.base import files
 from dist_transformer.run.checkpoint import writer
-from tests.disk_states import recording, states_after
 from tests.faults.campaign import Case, campaign
 from tests.faults.power_loss import SCENARIOS, Scenario
+from tests.support.disk_states import recording, states_after
 
 _AT_ONCE = 50
 # One state in this many is also trained on and saved.
