@@ -20,6 +20,8 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Budgets
 from tests.conftest import run_command
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
 
 
@@ -74,7 +76,6 @@ def test_the_same_text_is_prepared_and_encoded(toy_data: DataFolder, tmp_path: P
         assert index.tokenizer_sha256 == toy_data.index.tokenizer_sha256
 
 
-@pytest.mark.slice(name="benchmarks")
 def test_the_tool_prints_a_table_and_writes_a_result(toy_data: DataFolder, tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     command = [sys.executable, "tools/benchmark.py", "data", "--data", toy_data.path, "--json", file]

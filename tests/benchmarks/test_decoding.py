@@ -14,6 +14,8 @@ from dist_transformer.runtime.device import multiplies_int8
 from tests.conftest import run_command
 from tests.support.tiny import tiny_config
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 
 @pytest.mark.parametrize("name", ["generate", "ctranslate2"])
 def test_peers_translate_as_ours_does(
@@ -48,7 +50,6 @@ def test_our_length_penalty_gives_the_peers_length() -> None:
     assert matching_penalty(lambda b: 12.0 if b < 1.0 else 13.0, 12.5, least=0.6) == pytest.approx(1.0, abs=0.01)
 
 
-@pytest.mark.system
 def test_the_command(model_folder: Path, toy_lines: tuple[list[str], list[str]], tmp_path: Path) -> None:
     for name, lines in zip(("s.en", "s.de"), toy_lines, strict=True):
         (tmp_path / name).write_text("\n".join(lines[:12]) + "\n", encoding="utf-8")

@@ -8,6 +8,8 @@ import pytest
 from benchmarks import gpu_slot
 from tests.conftest import ROOT, run_python
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 PROGRAM = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
@@ -57,7 +59,6 @@ def test_each_check_has_a_limit_and_what_was_measured_is_kept(tmp_path: Path) ->
     assert (tmp_path / "work" / "runs").read_text(encoding="utf-8") == "good "
 
 
-@pytest.mark.slice(name="benchmarks")
 def test_ranks_that_are_killed_and_resumed_have_the_losses_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ from benchmarks import start
 from benchmarks.start import StartBenchmark, run_start_benchmark, start_table, wait_for
 from dist_transformer.base.errors import UserError
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 _WORK = """
 import sys, time
 line = sys.stdin.read()
@@ -30,7 +32,6 @@ def test_a_wait_by_a_process_that_is_known(tmp_path: object) -> None:
         wait_for(("-c", _WORK), str(tmp_path), until="nothing")
 
 
-@pytest.mark.slice(name="benchmarks")
 def test_each_wait_is_measured_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real preparation, training and translation, and the help of one command."""
     waits = {name: start.WAITS[name] for name in ("plan --help", start.LINE)}

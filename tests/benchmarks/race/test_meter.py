@@ -4,7 +4,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.race.meter import Reading, run_metered
+
+pytestmark = pytest.mark.slice(name="benchmarks")
 
 _TREE = """
 import os, subprocess, sys, time

@@ -13,6 +13,8 @@ from benchmarks.race.toolkits import Toolkit
 from benchmarks.rows import race_rows
 from dist_transformer.data.folder.reader import DataFolder
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 _WRITES = """
 import json, pathlib, sys, time
 lane, steps, every, batch, seed = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])

@@ -16,6 +16,8 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.export.marian import marian_model
 from dist_transformer.model.transformer import Transformer
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 RECIPE = Recipe(size="tiny", peak_lr=2e-3, warmup_steps=300, seed=7, steps=800, every=50)
 
 

@@ -18,6 +18,8 @@ from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.run.layout import read_records
 from tests.conftest import run_command
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 
 def settings(folder: DataFolder, **changes: object) -> tuple[TrainConfig, Budgets]:
     """Preset `tiny` with changes; a step is one micro-batch, as in the tool."""
@@ -72,7 +74,6 @@ def test_figures_of_a_sawtooth_and_of_noise() -> None:
     assert abs(figures["correlation_of_loss_and_length"]) < 0.06
 
 
-@pytest.mark.slice(name="benchmarks")
 def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
     """In fp32 and random order: the loss of every step is that of a run under DeepSpeed."""
     flags = ["--data", toy_data.path, "--run-dir", tmp_path / "run", "--precision", "fp32", "--max-steps", 6]
@@ -86,7 +87,6 @@ def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
     np.testing.assert_allclose(curve.loss, expected, rtol=1e-5)
 
 
-@pytest.mark.slice(name="benchmarks")
 def test_the_tool_writes_figures_and_picture(tmp_path: Path) -> None:
     data = tmp_path / "data"
     run_command(sys.executable, "tools/prepare_data.py", "--toy", 250, "--vocab-size", 400, "--out", data)

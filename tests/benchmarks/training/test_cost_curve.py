@@ -21,7 +21,7 @@ def test_a_scaling_by_hand() -> None:
     assert "not a measurement" in scaling["is"]
 
 
-@pytest.mark.system
+@pytest.mark.slice(name="benchmarks")
 def test_a_point_is_measured_in_a_process_of_its_own() -> None:
     curve = curve_of(torch.device("cpu"), repeats=2)
     _, point = curve.axes()["tokens"][0]

@@ -26,6 +26,8 @@ from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from tests.conftest import run_command
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_layers=2, dropout=0.0)
 
 
@@ -59,7 +61,6 @@ def test_all_start_with_the_same_function(field: Field, contenders: dict) -> Non
         assert loss == pytest.approx(losses["ours"], rel=1e-5), name
 
 
-@pytest.mark.system
 def test_a_stretch_counts_what_was_trained(field: Field, contenders: dict) -> None:
     """Under DeepSpeed and under plain torch the same packs give the same weights; all learn, by about as much."""
     before = contenders["ours"].nll(field.valid)
@@ -96,7 +97,6 @@ def test_steps_of_peers_have_as_many_tokens_as_ours(field: Field) -> None:
     assert theirs == pytest.approx(ours, rel=0.02)
 
 
-@pytest.mark.slice(name="benchmarks")
 def test_the_command_on_two_ranks(toy_data: DataFolder, tmp_path: Path) -> None:
     """The table and the file of a real launch, in which the ranks share a step."""
     command = [

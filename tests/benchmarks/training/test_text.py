@@ -5,6 +5,8 @@ from benchmarks.training.text import IGNORED_LABEL, TextSample
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
+pytestmark = pytest.mark.slice(name="benchmarks")
+
 
 @pytest.fixture
 def sample(toy_data: DataFolder) -> TextSample:
