@@ -27,7 +27,6 @@ from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.importing.marian_files import MarianWeights, find_marian_files, read_marian_vocabulary
 from dist_transformer.model_folder import load_model
 from dist_transformer.reporting.html.run import load_run
-from dist_transformer.run.checkpoint.content import content_problem
 from dist_transformer.run.checkpoint.reader import CheckpointReader, newest_checkpoint
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import scan_records
@@ -104,7 +103,7 @@ def read_data(lab: Lab) -> None:
 def read_checkpoint(lab: Lab) -> None:
     """A start resumes from the newest checkpoint, or from the older one and reports it."""
     warned: list[str] = []
-    path = newest_checkpoint(lab.folder / "run", warned.append, content_problem)
+    path = newest_checkpoint(lab.folder / "run", warned.append)
     assert path is not None
     assert bool(warned) == (path.name != "step-00000004"), warned
     reader = CheckpointReader(path)

@@ -83,13 +83,12 @@ class _Start:
     """Chunks that an earlier start translated."""
 
     def to_plain(self) -> list[Any]:
-        chunks = [(lines, digest.hex()) for lines, digest in self.source.chunks]
-        return [str(self.folder), chunks, self.source.sha256, self.translation, sorted(self.finished)]
+        return [str(self.folder), self.source.chunks, self.source.sha256, self.translation, sorted(self.finished)]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> "_Start":
         folder, chunks, sha256, translation, finished = plain
-        source = Source(chunks=tuple((lines, bytes.fromhex(digest)) for lines, digest in chunks), sha256=sha256)
+        source = Source(chunks=tuple((lines, digest) for lines, digest in chunks), sha256=sha256)
         return cls(folder=Path(folder), source=source, translation=translation, finished=frozenset(finished))
 
     def part(self, chunk: int) -> Part:
