@@ -128,7 +128,7 @@ def _history(config: TrainConfig, seed: int) -> tuple[list[tuple[int, int]], lis
         else:
             # One at a time runs for a while; the others are suspended.
             starter = generator.choice(starters)
-            for _ in range(generator.randint(1, 12)):
+            for _ in range(generator.randint(1, 4)):
                 starter.release()
     for starter in starters:
         starter.is_ended = True
