@@ -1,11 +1,13 @@
 """The content of pyproject.toml and constraints.txt: what is installed, how, and in which versions."""
 
+import ast
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,13 +16,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
-from tests.test_architecture import MODULES, TOOLS, foreign_imports, part_of
+from tests.test_architecture import BENCHMARKS, MODULES, PACKAGE, TOOLS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = PROJECT["name"]
 # What the part needs that writes models for other programs is an extra.
-EXPORT = "export"
-BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+EXPORTS = sorted((PACKAGE / "export").rglob("*.py"))
 OWN = {NAME, "_start", "benchmarks", "tests", "tools"}
 
 
@@ -68,9 +69,17 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     assert {f"{NAME}/serving/page/{name}" for name in ("index.html", "page.css", "page.js")} <= packed
 
 
+def imports(path: Path) -> Iterator[str]:
+    """List the top-level modules that a file imports anywhere, late imports included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        yield from (name.partition(".")[0] for name in names)
+
+
 def imported_packages(*paths: Path) -> set[str]:
     """Distributions, by their canonical names, whose modules these files import."""
-    names = {name for path in paths for name in foreign_imports(path)} - sys.stdlib_module_names - OWN
+    names = {name for path in paths for name in imports(path)} - sys.stdlib_module_names - OWN
     distributions = packages_distributions()
     # A module of a package that is not installed goes by its own name.
     return {canonicalize_name(distributions.get(name, [name])[0]) for name in names}
@@ -83,15 +92,14 @@ def declared(*extras: str) -> dict[str, Requirement]:
 
 
 def test_every_import_of_the_library_is_declared_and_no_more() -> None:
-    library = [path for module, path in MODULES.items() if part_of(module) != EXPORT]
+    library = set(MODULES.values()) - set(EXPORTS)
     # torch.utils.tensorboard imports the one; torch brings the other where it is built for GPUs; a sink is an extra.
     needed = (imported_packages(*library, *TOOLS) | {"tensorboard"}) - {"triton"}
     assert needed == (declared() | declared("wandb")).keys()
 
 
 def test_every_import_of_peers_and_tests_is_declared() -> None:
-    export = [path for module, path in MODULES.items() if part_of(module) == EXPORT]
-    assert imported_packages(*export, *BENCHMARKS) <= declared("export", "bench").keys()
+    assert imported_packages(*EXPORTS, *BENCHMARKS) <= declared("export", "bench").keys()
     tests = (ROOT / "tests").rglob("*.py")
     assert imported_packages(*tests) <= declared("export", "bench", "test").keys()
 
