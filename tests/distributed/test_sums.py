@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slice(name="worlds")), 2])
 def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """By stage and number of micro-batches, on one rank or two."""
+    """Errors by stage and number of micro-batches, on one rank or two."""
     out = tmp_path_factory.mktemp("sums") / "errors"
     run_ranks(request.param, Path(__file__).with_name("worker_sums.py"), out)
     found: dict[str, float] = json.loads(out.read_text())
