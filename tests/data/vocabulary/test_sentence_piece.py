@@ -4,7 +4,6 @@ import base64
 import io
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,39 +139,23 @@ def test_learning(kind: Any, has_bytes: bool) -> None:
         assert tokenizer.piece_text(tokenizer.encode("北")[1]) == "\ufffd"
 
 
-WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda parts: parts["ids"].__setitem__(slice(3, 5), parts["ids"][4:2:-1]), ""),
-    (lambda parts: parts["ids"].__setitem__(slice(3, None), [i + 1 for i in parts["ids"][3:]]), "do not number"),
-    (lambda parts: parts["ids"].__setitem__(slice(0, 2), parts["ids"][1::-1]), "do not number"),
-    (lambda parts: parts["ids"].__setitem__(5, parts["ids"][6]), "do not number"),
-    (lambda parts: parts["ids"].pop(), "do not number"),
-    (lambda parts: parts["ids"].__setitem__(0, 10**12), "do not number"),
-    (lambda parts: parts.update(model=parts["model"][:-8]), "nor a SentencePiece model"),
-    (lambda parts: parts.update(model="?"), "is not a tokenizer file"),
-    (lambda parts: parts.update(tags=["de"]), "cannot be a tag"),
-    (lambda parts: parts.update(normalization="nfd"), "does not have the parts"),
-    (lambda parts: parts.update(more=1), "does not have the parts"),
-    (lambda parts: parts.update(kind="own"), "is not a tokenizer file"),
-]
-
-
-@pytest.mark.parametrize(("change", "said"), WRONG)
-def test_a_wrong_file_is_refused(
-    change: Callable[[dict[str, Any]], object], said: str, small_sentence_piece: bytes, tmp_path: Path
-) -> None:
+def test_a_damaged_model_is_refused(small_sentence_piece: bytes, tmp_path: Path) -> None:
     parts = stored(wrap_sentence_piece(small_sentence_piece))
-    change(parts)
+    parts["model"] = parts["model"][:-8]
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
-    if said:
-        with pytest.raises(UserError, match=rf"tokenizer.json .*{said}.*: use the tokenizer.json of"):
-            load_vocabulary(tmp_path / "tokenizer.json")
-    else:
-        # Another order of the pieces is another vocabulary, and is kept.
-        other = load_vocabulary(tmp_path / "tokenizer.json").source
-        first = wrap_sentence_piece(small_sentence_piece)
-        assert other.sha256 != first.sha256
-        assert other.pieces == [*first.pieces[:4], first.pieces[5], first.pieces[4], *first.pieces[6:]]
-        assert other.decode(other.encode("hello world")) == "hello world"
+    with pytest.raises(UserError, match=r"tokenizer.json .*nor a SentencePiece model.*: use the tokenizer.json of"):
+        load_vocabulary(tmp_path / "tokenizer.json")
+
+
+def test_another_order_of_the_pieces_is_kept(small_sentence_piece: bytes, tmp_path: Path) -> None:
+    first = wrap_sentence_piece(small_sentence_piece)
+    parts = stored(first)
+    parts["ids"][3:5] = parts["ids"][4:2:-1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    other = load_vocabulary(tmp_path / "tokenizer.json").source
+    assert other.sha256 != first.sha256
+    assert other.pieces == [*first.pieces[:4], first.pieces[5], first.pieces[4], *first.pieces[6:]]
+    assert other.decode(other.encode("hello world")) == "hello world"
 
 
 def test_a_piece_that_is_spelled_like_a_special_token_is_refused() -> None:
