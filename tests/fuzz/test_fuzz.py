@@ -52,7 +52,7 @@ def spin(_: Lab) -> None:
 def test_a_hunt_finds_what_no_reader_may_do(
     read: object, found: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CPU_SECONDS", 0.5)
+    monkeypatch.setattr(module, "CPU_SECONDS", 4)
     parent, kind = os.getpid(), replace(KINDS["tokenizer.json"])
     in_child = replace(kind, read=lambda lab: read(lab) if os.getpid() != parent else None)  # type: ignore[operator]
     assert found in (hunt(in_child, lab, cases=5) or "")
