@@ -39,7 +39,7 @@ def test_a_sorted_corpus_is_well_mixed(tmp_path: Path) -> None:
 
 
 def test_shards_do_not_depend_on_chunks_row_groups_and_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With shards without pairs, too."""
+    """Cover shards without pairs, too."""
     for chunk, row_group, tasks in ((1_000, 20_000, 64), (30, 7, 1), (70, 1, 5)):
         monkeypatch.setattr(module, "CHUNK_PAIRS", chunk)
         monkeypatch.setattr(shuffle, "_ROW_GROUP", row_group)

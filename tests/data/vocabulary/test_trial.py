@@ -47,7 +47,7 @@ def test_another_file_than_recorded_is_refused_before_a_library_reads_it(
 
 
 def test_random_damage_never_crashes_this_process(small_sentence_piece: bytes) -> None:
-    """What the child accepts is read here, as by a preparation."""
+    """Read what the child accepts in this process, as a preparation does."""
     drawn = random.Random(1)
     for _ in range(4):
         content = bytearray(small_sentence_piece)
