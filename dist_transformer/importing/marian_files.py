@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small, regular
+from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.sentence_piece import read_model
@@ -274,7 +274,7 @@ class MarianWeights:
     @contextmanager
     def _open(self) -> Iterator[Any]:
         try:
-            archive = np.load(regular(self.path), allow_pickle=False)
+            archive = np.load(self.path, allow_pickle=False)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise self._unreadable(getattr(error, "strerror", None) or error) from None
         with archive:
