@@ -70,6 +70,6 @@ def test_a_run_resumes(version: str, tmp_path: Path) -> None:
         recorded = (ALL / version / "resumed.jsonl").read_text(encoding="utf-8")
         assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").endswith(recorded)
         records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
-        # The losses of the run that went on when the folder was stored.
+        # The losses of the run that continued after the folder was stored.
         losses = [record["loss"] for record in records if record["kind"] == "train"][-4:]
         assert losses == pytest.approx([6.444659, 6.491202, 6.492956, 6.480899], abs=1e-4)
