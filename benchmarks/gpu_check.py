@@ -132,7 +132,7 @@ def run_tests(seconds: float) -> Results:
     Raises:
         UserError: a test fails.
     """
-    from benchmarks.measure import result_of
+    from benchmarks.measure import ROOT, result_of
 
     places = ["tests/model", "tests/inference", "tests/training"]
     # Most of the tests' time is start-up on the host.
@@ -141,7 +141,7 @@ def run_tests(seconds: float) -> Results:
     started = time.monotonic()
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
         raise UserError("the tests need pytest and hypothesis: install them, or leave out PART=tests")
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=seconds)
     print(done.stdout[-4000:], file=sys.stderr)
     outcome = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-500:]
     if done.returncode != 0:
