@@ -167,16 +167,17 @@ def test_a_rank_that_is_stuck_is_named_with_its_check(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         (folder / "data").mkdir(parents=True)
+        (folder / "data" / "index.json").write_text("{}")
     # Python imports it at its start.
     (folders[1] / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "open_now = os.open\n"
+        "import io, time\n"
+        "open_now = io.open\n"
         "\n"
         "def open_late(path, *arguments, **options):\n"
         "    time.sleep(600 if str(path).endswith('index.json') else 0)\n"
         "    return open_now(path, *arguments, **options)\n"
         "\n"
-        "os.open = open_late\n"
+        "io.open = open_late\n"
     )
     found = start_ranks(folders, "--data", "data", "--timeout", 8)
     assert [status for status, *_ in found] == [1, 1]
