@@ -25,17 +25,17 @@ BATCH = BatchConfig(max_target_tokens=256, packs_per_step=4, window_shards=1)
 def count_reads() -> list[str]:
     """Count what this process reads of a data folder: shards and lengths."""
     reads: list[str] = []
-    read_shard, hold_lengths = storage._read_verified, split._hold_lengths
+    hold_verified = storage.hold_verified
 
-    def read(path: Any, shard: Any) -> Any:
+    def read_shard(path: Any, stated: Any) -> Any:
         reads.append(path.name)
-        return read_shard(path, shard)
+        return hold_verified(path, stated)
 
-    def hold(path: Any, info: Any) -> Any:
+    def read_lengths(path: Any, stated: Any) -> Any:
         reads.append("/".join(path.parts[-2:]))
-        return hold_lengths(path, info)
+        return hold_verified(path, stated)
 
-    storage._read_verified, split._hold_lengths = read, hold
+    storage.hold_verified, split.hold_verified = read_shard, read_lengths  # type: ignore[assignment]
     return reads
 
 
