@@ -17,16 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import (
-    folder_beside,
-    make_folder,
-    move,
-    read_small,
-    remove_tree,
-    sha256_of,
-    whole_path,
-    write_file,
-)
+from dist_transformer.base.files import folder_beside, make_folder, move, remove_tree, sha256_of, whole_path, write_file
 from dist_transformer.base.locks import is_locked
 from dist_transformer.base.markdown import code, escaped, yaml_string
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
@@ -229,7 +220,7 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     if is_of_transformers(path):
         raise UserError(f"{path} is not a model folder (it is a model for transformers): {OF_ANOTHER_LIBRARY}")
     try:
-        content = read_small(file)
+        content = file.read_bytes()
         values = json.loads(content)
         version, sha256 = values.pop("format_version", None), values.pop("sha256", None)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:

@@ -14,7 +14,6 @@ import torch
 
 from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import TOKENIZER_BYTES, read_small
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
@@ -74,7 +73,7 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
         info=dataclasses.replace(first.info, steps=steps, run=run),
         weights=weights,
         tokenizer=tokenizer,
-        tokenizer_json=read_small(first.tokenizer_file, most=TOKENIZER_BYTES),
+        tokenizer_json=first.tokenizer_file.read_bytes(),
     )
 
 

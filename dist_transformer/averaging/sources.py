@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, is_pickle
+from dist_transformer.base.files import is_pickle
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.settings import ModelConfig
@@ -77,7 +77,7 @@ def open_weights(path: Path) -> WeightSource:
     if (path / STATE_FILE).exists():
         if problem := reader.checkpoint_problem(path):
             raise UserError(f"{problem}: choose another checkpoint")
-        info = _model_info(read_json(path / STATE_FILE, most=LISTING_BYTES), path)
+        info = _model_info(read_json(path / STATE_FILE), path)
         files = _files_of(*path.glob("part-*.safetensors"))
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():

@@ -1,4 +1,4 @@
-"""Durable, atomic writes and bounded reads of files: the only place that writes and removes files."""
+"""Durable, atomic writes: the only place that writes and removes files."""
 
 import contextlib
 import errno
@@ -22,12 +22,6 @@ from dist_transformer.base.errors import UserError, disk_is_full
 from dist_transformer.base.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
-# Bytes of the largest file of a kind. Values of JSON may take 26 times the memory of their text.
-SETTINGS_BYTES = 2**20
-LISTING_BYTES = 2**24
-"""Limit of files with an entry per shard, part, sentence or start of a run."""
-TOKENIZER_BYTES = 2**25
-"""Limit of tokenizer.json; one of 256,000 entries has about 20 MB."""
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 # First bytes of pickles of protocol 2 to 5.
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
@@ -166,26 +160,6 @@ def move(source: Path, target: Path) -> None:
     source.rename(target)
     for folder in {source.absolute().parent, target.absolute().parent}:
         sync(folder)
-
-
-def require_size(size: int, most: int) -> None:
-    """Check the size of a file before memory is allocated for it.
-
-    Raises:
-        OSError: it has more than `most` bytes.
-    """
-    if size > most:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, but at most {most:,} are expected")
-
-
-def read_small(path: Path, *, most: int = SETTINGS_BYTES) -> bytes:
-    """Read a file that should be small.
-
-    Raises:
-        OSError: it cannot be read, or has more than `most` bytes.
-    """
-    require_size(path.stat().st_size, most)
-    return path.read_bytes()
 
 
 def log_lines(path: Path, *, in_progress: bool = False) -> Iterator[str]:

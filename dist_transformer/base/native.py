@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.files import make_folder, read_small, remove, whole_path
+from dist_transformer.base.files import make_folder, remove, whole_path
 
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 _SECONDS = 120
@@ -39,7 +39,7 @@ def load_native(module: str, *, slower: str) -> ctypes.CDLL | None:
     try:
         if compiler is None:
             raise OSError("no compiler found")
-        code = read_small(source)
+        code = source.read_bytes()
         name = f"{source.stem}-{_key(code, compiler)}.so"
         folder = _cache()
         if folder is None:
@@ -84,7 +84,7 @@ def _key(code: bytes, compiler: str) -> str:
 def _processor() -> str:
     """Return the description of the processor, on which `-march=native` depends."""
     try:
-        lines = read_small(Path("/proc/cpuinfo")).decode().splitlines()
+        lines = Path("/proc/cpuinfo").read_bytes().decode().splitlines()
     except OSError:
         return platform.processor()
     kinds = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")

@@ -14,7 +14,6 @@ from typing import Any
 import tyro
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small
 from dist_transformer.base.paths import usable_path
 from dist_transformer.config.architecture import with_architecture
 from dist_transformer.config.plain import choices_of, from_plain, hints_of_settings, read_json, to_plain
@@ -156,7 +155,7 @@ def _read_settings(file: Path) -> tuple[dict[str, Any], bool]:
         values = read_json(file)
     else:
         try:
-            values = tomllib.loads(read_small(file).decode())
+            values = tomllib.loads(file.read_bytes().decode())
         except FileNotFoundError:
             raise UserError(f"{file} does not exist: check the path") from None
         except (OSError, ValueError) as error:

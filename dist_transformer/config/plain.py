@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from tyro.conf import OmitArgPrefixes
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import SETTINGS_BYTES, read_small
 from dist_transformer.config.wrong_names import nearest
 
 T = TypeVar("T")
@@ -222,15 +221,15 @@ def _instead_of_json(path: Path, content: bytes, error: ValueError) -> str:
     return f"is {form}, not JSON: convert it with {words} < {shlex.quote(str(path))} > {shlex.quote(path.stem)}.json"
 
 
-def read_json(path: Path, *, most: int = SETTINGS_BYTES) -> dict[str, Any]:
-    """Read a JSON object from a file of at most `most` bytes.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
 
     Raises:
         UserError: the file is missing or is not a JSON object.
     """
     content = b""
     try:
-        content = read_small(path, most=most)
+        content = path.read_bytes()
         values = parse_json(content)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None

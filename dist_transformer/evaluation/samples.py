@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, make_folder, write_file
+from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.config.measures import LABELS
 from dist_transformer.config.plain import read_json
 from dist_transformer.inference.attention_maps import cross_attention_maps, readable_pieces
@@ -159,7 +159,7 @@ def _without_none(sheet: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_sheets(path: Path) -> list[SampleSheet]:
-    content: dict[str, Any] = read_json(path, most=LISTING_BYTES)
+    content: dict[str, Any] = read_json(path)
     try:
         return [
             SampleSheet(**{**values, "samples": tuple(Sample(**sample) for sample in values["samples"])})

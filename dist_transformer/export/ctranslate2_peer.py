@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 
-from dist_transformer.base.files import TOKENIZER_BYTES, read_small, write_file
+from dist_transformer.base.files import write_file
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer, Vocabulary
 from dist_transformer.export.ctranslate2 import Pieces, save_for_ctranslate2, translate_ids
 from dist_transformer.export.peer import SENTENCES, IdPair
@@ -83,7 +83,7 @@ def _pieces(folder: Path) -> Pieces:
     """Read the library's own files of the vocabularies: one if both are the same."""
     shared = folder / _VOCABULARY_FILE.format("shared")
     files = [shared] if shared.exists() else [folder / _VOCABULARY_FILE.format(side) for side in ("source", "target")]
-    found: list[list[str]] = [json.loads(read_small(file, most=TOKENIZER_BYTES)) for file in files]
+    found: list[list[str]] = [json.loads(file.read_bytes()) for file in files]
     return found[0], found[-1]
 
 

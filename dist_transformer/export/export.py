@@ -9,14 +9,7 @@ import torch
 
 from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import (
-    folder_beside,
-    make_folder,
-    move,
-    refuse_content,
-    sync,
-    write_file,
-)
+from dist_transformer.base.files import folder_beside, make_folder, move, refuse_content, sync, write_file
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.export.card import Card

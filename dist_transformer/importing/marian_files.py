@@ -17,7 +17,6 @@ import torch
 import yaml
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.sentence_piece import read_model
@@ -87,7 +86,7 @@ def find_marian_files(path: Path) -> MarianFiles:
         if len(found) > 1:
             raise UserError(f"{path} has {len(found)} models: name one of them, such as {found[0]}")
         (path,) = found
-    values = _yaml(_read(path, SETTINGS_BYTES), path)
+    values = _yaml(_read(path), path)
     models, vocabularies = (
         [path.parent / name for name in values.get(key) or () if isinstance(name, str)] for key in ("models", "vocabs")
     )
@@ -127,7 +126,7 @@ def _side(files: MarianFiles, file: Path, splitter: str) -> tuple[bytes, bytes]:
     Args:
         splitter: name of the model next to the weights, if Marian did not split text itself.
     """
-    content = _read(file, TOKENIZER_BYTES)
+    content = _read(file)
     if file.suffix == ".spm":
         try:
             try_in_child(content)
@@ -146,7 +145,7 @@ def _side(files: MarianFiles, file: Path, splitter: str) -> tuple[bytes, bytes]:
         except (TypeError, ValueError):
             raise UserError(f"{file} is not a table of ids: {_REMEDY}") from None
         remedy = "Marian's text was split before it, and a model here needs what split it"
-        model = _read(files.weights.with_name(splitter), TOKENIZER_BYTES, remedy)
+        model = _read(files.weights.with_name(splitter), remedy)
     else:
         raise UserError(f"{file} is a vocabulary of a kind that a model here cannot express, such as factors")
     if _PAD in entries:
@@ -328,9 +327,9 @@ def _places(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, int]]]:
                 yield f"{theirs}_ffn_ffn_ln_{kind}", f"{name}.final_layer_norm.{parameter}", (1, width)
 
 
-def _read(file: Path, most: int, remedy: str = _REMEDY) -> bytes:
+def _read(file: Path, remedy: str = _REMEDY) -> bytes:
     try:
-        return read_small(file, most=most)
+        return file.read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): {remedy}") from None
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import SETTINGS_BYTES, TOKENIZER_BYTES, read_small
 from dist_transformer.config.plain import parse_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
@@ -35,7 +34,7 @@ def read_vocabulary(folder: Path) -> MarianVocabulary:
     names = {"source": "source.spm", "target": "target.spm", "table": "vocab.json"}
     if _json(folder, TOKENIZER_CONFIG_FILE).get("separate_vocabs"):
         names["target_table"] = "target_vocab.json"
-    files = {name: _read(folder, file, TOKENIZER_BYTES) for name, file in names.items()}
+    files = {name: _read(folder, file) for name, file in names.items()}
     try:
         return wrap_marian(**files)
     except ValueError as error:
@@ -170,16 +169,16 @@ def _take(tensor: torch.Tensor, places: torch.Tensor, *, dim: int) -> torch.Tens
     return tensor.index_select(dim, places) if fits else None
 
 
-def _read(folder: Path, name: str, most: int) -> bytes:
+def _read(folder: Path, name: str) -> bytes:
     try:
-        return read_small(folder / name, most=most)
+        return (folder / name).read_bytes()
     except OSError as error:
         raise UserError(f"{folder / name} cannot be read ({error.strerror}): {_REMEDY}") from None
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        values = parse_json(_read(folder, name, SETTINGS_BYTES))
+        values = parse_json(_read(folder, name))
     except ValueError as error:
         raise UserError(f"{folder / name} cannot be read as JSON ({error}): {_REMEDY}") from None
     if not isinstance(values, dict):

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url, without_secrets
 from dist_transformer.data.folder.format import INDEX_FILE, index_states
@@ -151,7 +150,7 @@ def look_at_data(place: str, *, opens: bool) -> DataFacts:
             with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:
                 return DataFacts(place=place, index_sha256=hashlib.sha256(file.read()).hexdigest())
         path = Path(place) / INDEX_FILE
-        content, status = read_small(path), path.stat()
+        content, status = path.read_bytes(), path.stat()
         if opens:
             DataFolder.open(place).close()
     except UserError as error:

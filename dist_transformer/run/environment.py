@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.base.files import LISTING_BYTES, read_small, write_file
+from dist_transformer.base.files import write_file
 from dist_transformer.run.layout import ENVIRONMENT_FILE
 from dist_transformer.runtime.versions import versions
 
@@ -59,7 +59,7 @@ def record_environment(run_dir: Path, described: dict[str, Any], *, step: int) -
 def read_environments(run_dir: Path) -> list[dict[str, Any]]:
     """Read the starts of a run, oldest first."""
     try:
-        entries = json.loads(read_small(run_dir / ENVIRONMENT_FILE, most=LISTING_BYTES))
+        entries = json.loads((run_dir / ENVIRONMENT_FILE).read_bytes())
     except (OSError, ValueError):
         # The file only explains a run, so a missing or damaged one must not stop it.
         return []

@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import (
-    LISTING_BYTES,
-    TOKENIZER_BYTES,
-    make_folder,
-    read_small,
-    remove,
-    remove_unfinished,
-    sha256_of,
-    write_file,
-)
+from dist_transformer.base.files import make_folder, remove, remove_unfinished, sha256_of, write_file
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
 from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
@@ -162,7 +153,7 @@ def _begin(
         truncate_jsonl(run_dir / name, last_step)
     if reader is not None:
         pointer = run_dir / CHECKPOINTS / POINTER
-        if not pointer.is_file() or read_small(pointer) != f"{reader.path.name}\n".encode():
+        if not pointer.is_file() or pointer.read_bytes() != f"{reader.path.name}\n".encode():
             move_pointer(reader.path)
 
 
@@ -226,7 +217,7 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
     try:
         return read_json(run_dir / SETTINGS_FILE), []
     except UserError as error:
-        repeated = read_json(checkpoint / MANIFEST_FILE, most=LISTING_BYTES).get("config")
+        repeated = read_json(checkpoint / MANIFEST_FILE).get("config")
         if not isinstance(repeated, dict):
             raise
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
@@ -374,7 +365,7 @@ def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:
 def write_settings(run_dir: Path, described: dict[str, Any], tokenizer: Path) -> None:
     make_folder(run_dir)
     write_file(run_dir / SETTINGS_FILE, json.dumps(described, indent=1) + "\n")
-    write_file(run_dir / TOKENIZER_FILE, read_small(tokenizer, most=TOKENIZER_BYTES))
+    write_file(run_dir / TOKENIZER_FILE, tokenizer.read_bytes())
 
 
 def remove_newer(run_dir: Path, step: int) -> None:

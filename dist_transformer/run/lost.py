@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small
 from dist_transformer.config.plain import read_json
 from dist_transformer.run.layout import (
     CHECKPOINTS,
@@ -24,7 +23,7 @@ from dist_transformer.run.ledger import follow_ledger
 def lost_checkpoint(run_dir: Path, found: Path) -> list[str]:
     """Report if the pointer names a checkpoint that is gone and is newer than the one found."""
     pointer = run_dir / CHECKPOINTS / POINTER
-    name = read_small(pointer).decode(errors="replace").strip() if pointer.is_file() else ""
+    name = pointer.read_bytes().decode(errors="replace").strip() if pointer.is_file() else ""
     step, known = step_of(name), step_of(found.name) or 0
     if step is None or step <= known or os.path.lexists(pointer.with_name(name)):
         return []

@@ -13,7 +13,7 @@ from typing import Any
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import read_small, sha256_of
+from dist_transformer.base.files import sha256_of
 from dist_transformer.base.locks import is_locked
 from dist_transformer.base.sole_writer import LOCK_FILE
 from dist_transformer.base.tensor_file import open_tensors, values_problem
@@ -195,7 +195,7 @@ class _Verification:
         if not self.checkpoint_folders():
             raise UserError(f"{self.run_dir / 'checkpoints'} holds no checkpoint: nothing can be resumed")
         path = self.run_dir / CHECKPOINTS / POINTER
-        name = read_small(path).decode().removesuffix("\n")
+        name = path.read_bytes().decode().removesuffix("\n")
         if not STEP_NAME.fullmatch(name):
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
         if self.in_progress and _step_of(name) not in self._whole and (path.parent / name).is_dir():

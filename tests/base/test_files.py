@@ -10,7 +10,6 @@ from dist_transformer.base import files
 from dist_transformer.base.files import (
     log_lines,
     move,
-    read_small,
     remove_unfinished,
     whole_path,
     write_file,
@@ -95,13 +94,6 @@ def test_a_rename_is_on_disk_in_both_folders(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "from" / "file").touch()
     move(tmp_path / "from" / "file", tmp_path / "to" / "file")
     assert flushed == {tmp_path / "from", tmp_path / "to"}
-
-
-def test_a_small_file_has_a_bound(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"12345")
-    assert read_small(tmp_path / "file", most=5) == b"12345"
-    with pytest.raises(OSError, match="at most 4 are expected"):
-        read_small(tmp_path / "file", most=4)
 
 
 def test_lines_of_a_log_come_one_at_a_time(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, make_folder, move, read_small, sha256_of
+from dist_transformer.base.files import make_folder, move, sha256_of
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url
@@ -88,7 +88,7 @@ class DataFolder:
         try:
             make_folder(cache.folder)
             with exclusive(cache.folder / "lock"):
-                fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE, most=LISTING_BYTES)
+                fetch(f"{url}/{INDEX_FILE}", cache.folder / INDEX_FILE)
                 index = read_index(cache.folder)
                 _require_plain_names(index)
                 path = cache.folder / sha256_of(cache.folder / INDEX_FILE)[:16]
@@ -184,7 +184,7 @@ def read_index(folder: Path) -> DataIndex:
     """
     path = folder / INDEX_FILE
     try:
-        content = parse_json(read_small(path, most=LISTING_BYTES))
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(
             f"{folder} is not a data folder, because {path} cannot be read ({error.strerror}): "

@@ -27,15 +27,7 @@ import sentencepiece
 import tokenizers
 
 from dist_transformer.base.errors import TransientError, UserError
-from dist_transformer.base.files import (
-    make_folder,
-    move,
-    read_small,
-    remove_tree,
-    remove_unfinished,
-    sha256_of,
-    write_file,
-)
+from dist_transformer.base.files import make_folder, move, remove_tree, remove_unfinished, sha256_of, write_file
 from dist_transformer.base.locks import exclusive
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource
@@ -43,8 +35,6 @@ from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.
 _LAYOUT = 5
-# Bytes of the largest result of a task.
-_RESULT_BYTES = 2**28
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _TOKENIZERS = {"tokenizer", "source_tokenizer", "target_tokenizer"}
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "sources", "validation", *_TOKENIZERS}
@@ -67,7 +57,7 @@ class Work:
     def result(self, name: str) -> Any:
         """Return the result of the task of that name; None if it is not done."""
         try:
-            return json.loads(read_small(self.folder / "results" / f"{name}.json", most=_RESULT_BYTES))
+            return json.loads((self.folder / "results" / f"{name}.json").read_bytes())
         except (FileNotFoundError, ValueError):
             return None
 
@@ -184,7 +174,7 @@ def _locked(root: Path, out: Path) -> Iterator[None]:
             try:
                 file = stack.enter_context(exclusive(root / "lock", wait=False))
             except BlockingIOError:
-                holder = read_small(root / "lock").decode() or "just started"
+                holder = (root / "lock").read_bytes().decode() or "just started"
                 raise UserError(
                     f"{out} is being prepared by another command ({holder}): wait for its end, or choose another --out"
                 ) from None

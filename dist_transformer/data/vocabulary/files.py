@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import TOKENIZER_BYTES, read_small
 from dist_transformer.config.plain import parse_json
 from dist_transformer.data.vocabulary import marian, pair, sentence_piece
 from dist_transformer.data.vocabulary.byte_bpe import parse_byte_bpe
@@ -29,7 +28,7 @@ def load_vocabulary(path: Path, *, sha256: str | None = None, is_foreign: bool =
         UserError: the file is missing or has another hash, or holds no vocabulary of a kind that this room describes.
     """
     try:
-        content = read_small(path, most=TOKENIZER_BYTES)
+        content = path.read_bytes()
     except OSError as error:
         published = ", or convert that folder with dist-transformer import" * (path.parent / "vocab.json").exists()
         raise UserError(f"tokenizer {path} cannot be read ({error.strerror}): check the name{published}") from None

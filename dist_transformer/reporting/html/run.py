@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, read_small, sha256_of
+from dist_transformer.base.files import sha256_of
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE
@@ -182,7 +182,7 @@ def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects among `files`; skip all other files."""
     for file in files:
         try:
-            values = json.loads(read_small(file, most=LISTING_BYTES))
+            values = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(values, dict):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import LISTING_BYTES, sha256_of
+from dist_transformer.base.files import sha256_of
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.base.verified import Stated
 from dist_transformer.config.plain import read_json
@@ -33,7 +33,7 @@ def checkpoint_problem(path: Path) -> str | None:
 def _stated_files(path: Path) -> tuple[dict[str, Any], str | None]:
     """Read what the manifest states about each file, and describe what is wrong with the folder or the manifest."""
     try:
-        manifest = read_json(path / MANIFEST_FILE, most=LISTING_BYTES)
+        manifest = read_json(path / MANIFEST_FILE)
         if manifest["format_version"] > FORMAT_VERSION:
             return {}, f"{path} was written by a newer version of dist_transformer"
         if manifest.get("step") not in (None, step_of(path.name)):
@@ -138,7 +138,7 @@ class CheckpointReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = read_json(path / STATE_FILE, most=LISTING_BYTES)
+        self.state = read_json(path / STATE_FILE)
         self._files: dict[str, Any] = {}
         for part in sorted(path.glob("part-*.safetensors")):
             opened = open_tensors(part)
@@ -146,7 +146,7 @@ class CheckpointReader:
 
     def settings(self) -> dict[str, Any] | None:
         """Return the run's settings when it was written, as config.json holds them; None if an old version wrote it."""
-        return read_json(self.path / MANIFEST_FILE, most=LISTING_BYTES).get("config")
+        return read_json(self.path / MANIFEST_FILE).get("config")
 
     def weight(self, name: str) -> torch.Tensor:
         return self.tensor("weight", name)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_transformer.base.files import make_folder, read_small, remove, write_file, write_new
+from dist_transformer.base.files import make_folder, remove, write_file, write_new
 from dist_transformer.run.layout import HEARTBEATS
 from dist_transformer.runtime.world import World
 
@@ -98,7 +98,7 @@ class Heartbeats:
         for path in self.folder.glob(f"rank-*-{self._launch}.json"):
             # A rank may remove its file at any moment.
             with suppress(OSError):
-                beat = Beat(**json.loads(read_small(path)))
+                beat = Beat(**json.loads(path.read_bytes()))
                 beats[beat.rank] = beat
         return beats
 
@@ -112,7 +112,7 @@ class Heartbeats:
 
     def known_failure(self) -> Failure | None:
         try:
-            return Failure(**json.loads(read_small(self._failure)))
+            return Failure(**json.loads(self._failure.read_bytes()))
         except (FileNotFoundError, json.JSONDecodeError):
             # There is none, or it is being written.
             return None
