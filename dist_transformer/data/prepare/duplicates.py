@@ -5,7 +5,7 @@ have the same key with a probability of 2^-64: among a billion pairs, 0.03 false
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,9 @@ import pyarrow as pa
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
 from dist_transformer.data.prepare.ingest import Chunk, pair_hash
-from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
-from dist_transformer.data.prepare.worker_pool import Progress
 
-# Keys that a task holds at once: 64 MB, and twice as much while they are sorted.
+# Keys in memory at once: 64 MB, and twice as much while they are sorted.
 _KEYS_AT_ONCE = 8_000_000
 # Purposes of `pair_hash` for a token and its place, and for a whole row. Its other purposes are numbered from 1.
 _SOURCE, _TARGET, _ROW = 101, 102, 103
@@ -45,46 +43,18 @@ def write_keys(work: Work, chunk: Chunk, keys: np.ndarray) -> None:
     shards.write_batch(chunk.keys(work), {"key": pa.array(np.sort(keys))})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountRepeats:
-    """Task that counts the pairs with keys in [first, last] that follow another pair with the same key."""
-
-    work: Work
-    chunks: tuple[Chunk, ...]
-    number: int
-    first: int
-    last: int
-
-    @property
-    def name(self) -> str:
-        return f"repeats-{self.number:05}"
-
-    def run(self, progress: Progress) -> int:
+def count_repeats(work: Work, chunks: Sequence[Chunk], pairs: int) -> int:
+    """Count the training pairs that exactly repeat another one, in memory that does not grow with their number."""
+    parts, repeats = -(-pairs // _KEYS_AT_ONCE), 0
+    edges = [part * 2**64 // parts for part in range(parts + 1)]
+    for first, after in pairwise(edges):
         found = []
-        for chunk in self.chunks:
-            keys = shards.read_batch(chunk.keys(self.work)).column("key").to_numpy()
-            start = np.searchsorted(keys, np.uint64(self.first))
-            stop = np.searchsorted(keys, np.uint64(self.last), side="right")
+        for chunk in chunks:
+            keys = shards.read_batch(chunk.keys(work)).column("key").to_numpy()
+            start = np.searchsorted(keys, np.uint64(first))
+            stop = np.searchsorted(keys, np.uint64(after - 1), side="right")
             # Copied, because thousands of chunks must not stay mapped.
             found.append(keys[start:stop].copy())
-            progress(int(stop - start))
-        keys = np.sort(np.concatenate(found))
-        return int((keys[1:] == keys[:-1]).sum())
-
-
-def count_repeats(runner: TaskRunner, chunks: Sequence[Chunk], pairs: int) -> int:
-    """Count the training pairs that exactly repeat another one, in memory that does not grow with their number."""
-    parts = -(-pairs // _KEYS_AT_ONCE)
-    edges = [part * 2**64 // parts for part in range(parts + 1)]
-    tasks = [
-        CountRepeats(work=runner.work, chunks=tuple(chunks), number=part, first=edges[part], last=edges[part + 1] - 1)
-        for part in range(parts)
-    ]
-    total = 0
-
-    def add(_: int, count: int) -> None:
-        nonlocal total
-        total += count
-
-    runner.run("compare", tasks, add)
-    return sum(runner.ranks.gather(total))
+        part = np.sort(np.concatenate(found))
+        repeats += int((part[1:] == part[:-1]).sum())
+    return repeats

@@ -166,7 +166,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(held_out) - dropped.total()
     _require_pairs(kept, dropped, settings)
-    repeats = count_repeats(runner, chunks, kept)
+    repeats = ranks.lead(lambda: count_repeats(work, chunks, kept))
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
     ranks.lead(
         lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats, several, report)
