@@ -59,8 +59,8 @@ def record_environment(run_dir: Path, described: dict[str, Any], *, step: int) -
 def read_environments(run_dir: Path) -> list[dict[str, Any]]:
     """Read the starts of a run, oldest first."""
     try:
-        entries = json.loads((run_dir / ENVIRONMENT_FILE).read_bytes())
+        entries: list[dict[str, Any]] = json.loads((run_dir / ENVIRONMENT_FILE).read_bytes())
     except (OSError, ValueError):
         # The file only explains a run, so a missing or damaged one must not stop it.
         return []
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return entries

@@ -96,7 +96,7 @@ def test_each_start_is_added(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
 
 
-@pytest.mark.parametrize("content", ['[{"step": 0}', "3", "\udcff"])
+@pytest.mark.parametrize("content", ['[{"step": 0}', "\udcff"])
 def test_a_damaged_file_stops_no_run(tmp_path: Path, content: str) -> None:
     (tmp_path / "environment.json").write_bytes(content.encode("utf-8", errors="surrogateescape"))
     assert read_environments(tmp_path) == []

@@ -47,19 +47,17 @@ class ScoreFile:
     @property
     def model(self) -> str | None:
         """Name of the evaluated model folder, with the steps of its weights; None if neither is recorded."""
-        folder, steps = self.values.get("model"), self.values.get("steps")
+        folder, steps = self.values.get("model"), self.values.get("steps") or []
         # Those of an ensemble are joined.
-        name = " + ".join(PurePath(each).name for each in folder.split(" + ")) if isinstance(folder, str) else ""
-        known = [step for step in steps if isinstance(step, int)] if isinstance(steps, list) else []
-        mean = f"mean of {len(known)}, steps" if len(known) > 1 else "step"
-        weights = f"{mean} {' to '.join(f'{step:,}' for step in sorted({min(known), max(known)}))}" if known else ""
+        name = " + ".join(PurePath(each).name for each in folder.split(" + ")) if folder else ""
+        mean = f"mean of {len(steps)}, steps" if len(steps) > 1 else "step"
+        weights = f"{mean} {' to '.join(f'{step:,}' for step in sorted({min(steps), max(steps)}))}" if steps else ""
         return f"{name} ({weights})" if name and weights else name or weights or None
 
     @property
     def metrics(self) -> list[tuple[str, float, str]]:
         """Name, score and signature of each metric; `bleu`, which equals one of the others, is listed once."""
-        signatures = self.values.get("signatures")
-        signatures = signatures if isinstance(signatures, dict) else {}
+        signatures = self.values.get("signatures") or {}
         found: dict[tuple[float, str], str] = {}
         for name in self.values:
             value = number(self.values, name)
@@ -124,10 +122,7 @@ def load_run(run_dir: Path) -> Run:
         raise UserError(f"{run_dir} is a model folder (it has {WEIGHTS_FILE}): use the run folder that it came from")
     settings = read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).is_file() else {}
     metrics = run_dir / METRICS_FILE
-    try:
-        records, damaged = scan_records(metrics) if metrics.is_file() else ({}, ())
-    except OSError as error:
-        raise UserError(f"{metrics} cannot be read ({error.strerror}): shorten a copy of the run folder") from None
+    records, damaged = scan_records(metrics) if metrics.is_file() else ({}, ())
     return Run(
         name=run_dir.resolve().name,
         settings=settings,
@@ -153,29 +148,25 @@ def _identify(run_dir: Path, settings: dict[str, Any]) -> Identity:
             with open_tensors(file) as weights:
                 parameters = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
                 described.append({key: json.loads(value) for key, value in (weights.metadata() or {}).items()})
-        except (SafetensorError, OSError, ValueError, RecursionError):
+        except (SafetensorError, OSError, ValueError):
             continue
     described += _read_objects([run_dir / "model" / CONFIG_FILE])
-    places, hashes = settings.get("data"), settings.get("data_sha256")
-    if isinstance(places, list) and isinstance(hashes, list) and places and hashes:
-        index = Path(str(places[0])) / INDEX_FILE
-        if index.is_file() and sha256_of(index) == hashes[0]:
+    for place, sha256 in list(zip(settings.get("data", ()), settings.get("data_sha256", ()), strict=False))[:1]:
+        index = Path(place) / INDEX_FILE
+        if index.is_file() and sha256_of(index) == sha256:
             described += _read_objects([index])
-    known = next((values for values in described if isinstance(values.get("corpus"), str)), {})
+    known = next((values for values in described if values.get("corpus")), {})
+    directions = known.get("directions") or ()
     return Identity(
         corpus=known.get("corpus"),
         source_language=known.get("source_language"),
         target_language=known.get("target_language"),
-        directions=_direction_names(known.get("directions")),
+        directions=tuple(f"{way['source_language']} → {way['target_language']}" for way in directions)
+        if len(directions) > 1
+        else (),
         synthetic=known.get("synthetic") is True,
         parameters=parameters,
     )
-
-
-def _direction_names(stated: Any) -> tuple[str, ...]:
-    """Name the directions in the metadata of a weight file or a model folder."""
-    known = [way for way in stated if isinstance(way, dict)] if isinstance(stated, list) and len(stated) > 1 else []
-    return tuple(f"{way.get('source_language')} → {way.get('target_language')}" for way in known)
 
 
 def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
@@ -183,7 +174,7 @@ def _read_objects(files: list[Path]) -> Iterator[dict[str, Any]]:
     for file in files:
         try:
             values = json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue
         if isinstance(values, dict):
             yield values
@@ -195,7 +186,7 @@ def _read_scores(run_dir: Path) -> list[ScoreFile]:
     for file in sorted([*run_dir.glob("*.json"), *run_dir.glob("*/*.json")]):
         for values in _read_objects([file]):
             has_scores = all(number(values, name) is not None for name in ("bleu", "chrf", "ter"))
-            if has_scores and isinstance(values.get("signature"), str):
+            if has_scores and "signature" in values:
                 name = file.relative_to(run_dir).as_posix()
                 scores.append(ScoreFile(name=name, modified=file.stat().st_mtime, values=values))
     return sorted(scores, key=lambda score: (-score.modified, score.name))

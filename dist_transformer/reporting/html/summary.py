@@ -122,9 +122,7 @@ def world_size(run: Run) -> float | None:
 
 
 def zero_stage(run: Run) -> float | None:
-    deepspeed = run.settings.get("deepspeed")
-    zero = deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None
-    stage = number(zero, "stage") if isinstance(zero, dict) else None
+    stage = number(run.settings.get("deepspeed", {}).get("zero_optimization", {}), "stage")
     return newest(run, "zero_stage") if stage is None else stage
 
 
@@ -132,10 +130,7 @@ def preset_name(settings: dict[str, Any]) -> str | None:
     """Find the preset with the network, batch and optimizer of these settings."""
     for name, preset in PRESETS.items():
         plain = to_plain(preset)
-        model = settings.get("model")
-        if not isinstance(model, dict):
-            continue
-        network = {**model, "vocab_size": 0}
+        network = {**settings.get("model", {}), "vocab_size": 0}
         if network.pop("target_vocab_size", 0) and network.get("tie_embeddings") == "target":
             network["tie_embeddings"] = plain["model"]["tie_embeddings"]
         if network != plain["model"]:

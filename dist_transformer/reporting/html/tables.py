@@ -77,7 +77,6 @@ def _class_of(column: str) -> str:
 def _score_file(file: ScoreFile) -> Html:
     values = file.values
     sentences, split = number(values, "sentences"), number(values, "split_sentences")
-    notes = values.get("notes")
     seconds, ranks = number(values, "seconds"), number(values, "world_size")
     facts = [
         f"model: {file.model}" if file.model else "",
@@ -85,7 +84,7 @@ def _score_file(file: ScoreFile) -> Html:
         f"{split:,.0f} of them split" if split else "",
         f"decoded in {seconds:,.1f} s" if seconds is not None else "",
         f"on {ranks:,.0f} rank(s)" if ranks else "",
-        f"hypotheses in {_path_name(values['hypotheses'])}" if isinstance(values.get("hypotheses"), str) else "",
+        f"hypotheses in {_path_name(values['hypotheses'])}" if values.get("hypotheses") else "",
         "synthetic corpus" if values.get("synthetic") is True else "",
     ]
     rows = [
@@ -106,7 +105,7 @@ def _score_file(file: ScoreFile) -> Html:
     return join(
         element("h3", file.name),
         element("p", ", ".join(fact for fact in facts if fact), class_="soft"),
-        *(element("p", f"Note: {note}") for note in (notes if isinstance(notes, list) else [])),
+        *(element("p", f"Note: {note}") for note in values.get("notes") or []),
         element("table", element("thead", heads), element("tbody", *rows), class_="stacks"),
     )
 
@@ -203,15 +202,9 @@ def _history(starts: list[dict[str, Any]]) -> Html:
         return Html()
     lines = [element("li", f"first start {_start(starts[0])}")]
     for before, now in pairwise(starts):
-        changes = [*_changes(before, now), *_changes(*(_settings_of(start) for start in (before, now)))]
+        changes = [*_changes(before, now), *_changes(before.get("settings", {}), now.get("settings", {}))]
         lines.append(element("li", f"resumed {_start(now)}: {', '.join(changes) or 'nothing changed'}"))
     return join(element("h3", "Starts"), element("ol", *lines))
-
-
-def _settings_of(start: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a start recorded; empty if it recorded none, as those of older versions."""
-    recorded = start.get("settings")
-    return recorded if isinstance(recorded, dict) else {}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
