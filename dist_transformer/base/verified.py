@@ -1,11 +1,9 @@
 """Content with its recorded SHA-256, which is checked once, when the content is read."""
 
-import fcntl
 import hashlib
 import json
 import mmap
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,8 @@ from dist_transformer.base.files import sha256_of
 Content = bytes | mmap.mmap
 
 
-class Sealed:
-    """A copy of a file's content that no process can change.
+class Held:
+    """A copy of a file's content, which stays as it was verified when the file changes.
 
     Args:
         descriptor: open memory file with the content, which other processes may map; None if the system has none.
@@ -28,14 +26,14 @@ class Sealed:
         self.content, self.descriptor = content, descriptor
 
     @classmethod
-    def of(cls, descriptor: int) -> "Sealed":
-        """Map content that another process sealed; the object takes ownership of the descriptor."""
+    def of(cls, descriptor: int) -> "Held":
+        """Map content that another process holds; the object takes ownership of the descriptor."""
         return cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
 
     @classmethod
-    def copy_of(cls, parts: Sequence[bytes | memoryview]) -> "Sealed":
-        """Seal a copy of the given bytes, end to end; Linux only."""
-        return _seal(sum(len(part) for part in parts), lambda view: _lay(parts, view))
+    def copy_of(cls, parts: Sequence[bytes | memoryview]) -> "Held":
+        """Hold a copy of the given bytes, end to end; Linux only."""
+        return _hold(sum(len(part) for part in parts), lambda view: _lay(parts, view))
 
     def __del__(self) -> None:
         if self.descriptor is not None:
@@ -43,10 +41,6 @@ class Sealed:
 
 
 _NO_HASH = "0" * 64
-# No process can write, shrink or extend the content, or remove these seals.
-_SEALS = (
-    0 if sys.platform != "linux" else fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +92,8 @@ def read_verified(path: Path, stated: Stated) -> bytes:
     return content
 
 
-def hold_verified(path: Path, stated: Stated) -> Sealed:
-    """Make a copy of a file's content that no other process can change.
+def hold_verified(path: Path, stated: Stated) -> Held:
+    """Copy a file's content into memory that other processes may map.
 
     Raises:
         UserError: the file cannot be read, or does not have the recorded hash.
@@ -107,22 +101,21 @@ def hold_verified(path: Path, stated: Stated) -> Sealed:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            has_sealed_memory = hasattr(os, "memfd_create") and size > 0
-            copied = _seal(size, file.readinto) if has_sealed_memory else Sealed(file.read())
+            has_memory_files = hasattr(os, "memfd_create") and size > 0
+            copied = _hold(size, file.readinto) if has_memory_files else Held(file.read())
     except OSError as error:
         raise stated.unreadable(path, error) from None
     stated.require(path, hashlib.sha256(copied.content).hexdigest())
     return copied
 
 
-def _seal(size: int, fill: Callable[[memoryview], object]) -> Sealed:
-    descriptor = os.memfd_create("dist_transformer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _hold(size: int, fill: Callable[[memoryview], object]) -> Held:
+    descriptor = os.memfd_create("dist_transformer", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, size)
         with mmap.mmap(descriptor, size) as writable, memoryview(writable) as view:
             fill(view)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return Sealed(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), descriptor)
+        return Held(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), descriptor)
     except BaseException:
         os.close(descriptor)
         raise

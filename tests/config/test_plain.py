@@ -11,7 +11,6 @@ from dist_transformer.config.plain import read_json
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[" * 100_000, "it is nested too deeply"),
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "has the name 'c' twice"),
         ('{"a": ' + "9" * 5000 + "}", "cannot be read as JSON"),
         ('{"a": 1\x00}', "cannot be read as JSON"),

@@ -8,7 +8,7 @@ from dist_transformer.base.files import make_folder, move, sha256_of
 from dist_transformer.base.locks import exclusive
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url
-from dist_transformer.base.verified import Sealed, read_verified
+from dist_transformer.base.verified import Held, read_verified
 from dist_transformer.config.plain import from_plain, parse_json
 from dist_transformer.data.folder.format import (
     FORMAT_VERSION,
@@ -31,7 +31,7 @@ class DataFolder:
     """A prepared data folder, opened for reading. `path` is on local disk; for a URL it is in the cache."""
 
     def __init__(
-        self, path: Path, index: DataIndex, files: ShardFiles | None = None, *, lengths: Sealed | None = None
+        self, path: Path, index: DataIndex, files: ShardFiles | None = None, *, lengths: Held | None = None
     ) -> None:
         self.path = path
         self.index = index
@@ -74,7 +74,7 @@ class DataFolder:
         return cls(path, index)
 
     @classmethod
-    def open_shared(cls, path: Path, lengths: Sealed) -> "DataFolder":
+    def open_shared(cls, path: Path, lengths: Held) -> "DataFolder":
         """Open a folder that another process of this node has opened and whose training shards it provides.
 
         Args:

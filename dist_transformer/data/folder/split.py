@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.verified import Sealed, hold_verified
+from dist_transformer.base.verified import Held, hold_verified
 from dist_transformer.data.folder.format import (
     INDEX_FILE,
     REMEDY,
@@ -78,7 +78,7 @@ class Split:
         info: SplitInfo,
         files: ShardFiles | None = None,
         *,
-        lengths: Sealed | None = None,
+        lengths: Held | None = None,
     ) -> None:
         self.folder = folder
         self.info = info
@@ -86,12 +86,12 @@ class Split:
         self.shard_starts = np.concatenate([[0], np.cumsum([shard.pairs for shard in info.shards], dtype=np.int64)])
         """Shape: (shards + 1). First pair id of each shard."""
         file = folder / info.lengths_file
-        self.sealed_lengths = lengths or hold_verified(file, index_states(info.lengths_sha256))
-        header = io.BytesIO(self.sealed_lengths.content[:_LARGEST_HEADER])
+        self.held_lengths = lengths or hold_verified(file, index_states(info.lengths_sha256))
+        header = io.BytesIO(self.held_lengths.content[:_LARGEST_HEADER])
         np.lib.format.read_magic(header)
         shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-        self.lengths = np.frombuffer(self.sealed_lengths.content, dtype, offset=header.tell()).reshape(shape)
-        """Shape: (pairs, 2). Tokens per side, with one special token. In sealed memory."""
+        self.lengths = np.frombuffer(self.held_lengths.content, dtype, offset=header.tell()).reshape(shape)
+        """Shape: (pairs, 2). Tokens per side, with one special token. In memory that other processes may map."""
         if len(self.lengths) != self.shard_starts[-1] or (self.lengths.max(axis=0, initial=0) > self.longest).any():
             # The lengths have their hash, so a number of the index is damaged.
             raise UserError(f"{file} does not hold the pairs that {INDEX_FILE} states: {REMEDY}")
@@ -156,7 +156,7 @@ class Split:
         table[:, 2:] = np.array([shard.addresses for shard in loaded], dtype=np.int64).reshape(-1, 6)
         return Memory(table, loaded)
 
-    def hold(self, shards: Sequence[int], share: Callable[[int, Sealed], None] = lambda *_: None) -> dict[int, str]:
+    def hold(self, shards: Sequence[int], share: Callable[[int, Held], None] = lambda *_: None) -> dict[int, str]:
         """Read the given shards and keep them, whatever happens to their files.
 
         Shards held before stay until `forget_past`, because waiting packs may need them.
@@ -194,7 +194,7 @@ class Split:
         fitting = min(int((after <= self.kept_bytes).sum()), self.kept_shards)
         self._kept = [*past[len(past) - fitting :], *shards]
 
-    def put(self, shard: int, content: Sealed) -> None:
+    def put(self, shard: int, content: Held) -> None:
         """Keep a shard that another process of this node has read and verified."""
         path = self.folder / self.info.shards[shard].file
         self._held[shard] = _Loaded(read_shard(path, content.content))
@@ -211,7 +211,7 @@ class Split:
         self._held.clear()
         self._used.clear()
 
-    def read(self, shard: int) -> tuple[Columns, Sealed]:
+    def read(self, shard: int) -> tuple[Columns, Held]:
         """Read and verify source and target ids of a shard; also return its content.
 
         Raises:

@@ -18,7 +18,7 @@ from typing import Protocol
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import remove, remove_unfinished, whole_path
 from dist_transformer.base.locks import exclusive
-from dist_transformer.base.verified import Sealed, hold_verified
+from dist_transformer.base.verified import Held, hold_verified
 from dist_transformer.data.folder.format import ShardInfo, index_states
 
 _ATTEMPTS = 5
@@ -39,7 +39,7 @@ class CacheSettings:
 class ShardFiles(Protocol):
     """Storage of the shards of a split."""
 
-    def read(self, shard: ShardInfo) -> Sealed:
+    def read(self, shard: ShardInfo) -> Held:
         """Copy a shard to memory and verify it there. Waits until it is on local disk.
 
         Raises:
@@ -56,7 +56,7 @@ class LocalFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, shard: ShardInfo) -> Sealed:
+    def read(self, shard: ShardInfo) -> Held:
         return hold_verified(self.folder / shard.file, index_states(shard.sha256))
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
@@ -70,7 +70,7 @@ class CachedFiles:
         self.url, self.cache, self.limit_bytes = url, cache, limit_bytes
         self._fetcher: threading.Thread | None = None
 
-    def read(self, shard: ShardInfo) -> Sealed:
+    def read(self, shard: ShardInfo) -> Held:
         path = self.cache / shard.file
         with exclusive(self.cache / f"{shard.file}.lock"):
             try:

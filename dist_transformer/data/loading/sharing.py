@@ -1,7 +1,7 @@
 """Share data within a node: one process opens, plans, reads and verifies, and the others get the results.
 
-The leading process of a node keeps verified data in sealed memory, which the other processes map. So a shard is read,
-hashed and held once per node, and no process can change it. The leader sends the steps that it plans to the others as
+The leading process of a node keeps verified data in memory that the other processes map. So a shard is read,
+hashed and held once per node. The leader sends the steps that it plans to the others as
 they are prefetched.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.verified import Content, Sealed
+from dist_transformer.base.verified import Content, Held
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
@@ -68,7 +68,7 @@ class Sharing:
                 self._tell(["error", str(error)])
                 raise
             for folder in data.folders:
-                self._tell(["folder", str(folder.path)], folder.train.sealed_lengths)
+                self._tell(["folder", str(folder.path)], folder.train.held_lengths)
             self._tell(["opened", data.skipped])
         self._splits = [folder.train for folder in data.folders]
         return data
@@ -84,7 +84,7 @@ class Sharing:
         # Shards are held until the window is past, so a shard cannot go bad inside it, but only between a run and its
         # resume. The plan then continues without the shard from the next pack on.
 
-        def share(shard: int, content: Sealed) -> None:
+        def share(shard: int, content: Held) -> None:
             self._tell(["shard", window.corpus, shard], content)
 
         problems = split.hold(window.shards, share)
@@ -116,7 +116,7 @@ class Sharing:
             if self.node.is_shared:
                 texts, arrays = encode(block)
                 # Shared memory: with sockets, each other process would copy arrays that it hardly uses.
-                self._tell(["steps", texts], Sealed.copy_of(arrays) if block else None)
+                self._tell(["steps", texts], Held.copy_of(arrays) if block else None)
             return block
 
         return plan if self.node.leads else self._hear_steps
@@ -134,29 +134,29 @@ class Sharing:
     def _open_shared(self, corpora: DataConfig, batch: BatchConfig, *, seed: int) -> TrainingData:
         folders: list[DataFolder] = []
         while True:
-            (kind, content), sealed = self._hear()
+            (kind, content), held = self._hear()
             if kind == "opened":
                 return open_training_data(corpora, batch, seed=seed, folders=folders, skipped=content)
-            assert sealed is not None
-            folders.append(DataFolder.open_shared(Path(content), sealed))
+            assert held is not None
+            folders.append(DataFolder.open_shared(Path(content), held))
 
     def _hear_steps(self, _: int) -> list[Step]:
         while True:
-            message, sealed = self._hear()
+            message, held = self._hear()
             match message:
                 case "shard", corpus, shard:
-                    assert sealed is not None
-                    self._splits[corpus].put(shard, sealed)
+                    assert held is not None
+                    self._splits[corpus].put(shard, held)
                 case "window", corpus, shards, problems:
                     self._splits[corpus].want(shards)
                     self._keep(corpus, dict(problems))
                 case "steps", texts:
-                    return decode(texts, sealed.content) if sealed else []
+                    return decode(texts, held.content) if held else []
 
-    def _tell(self, message: Any, content: Sealed | None = None) -> None:
+    def _tell(self, message: Any, content: Held | None = None) -> None:
         self.node.tell(message, None if content is None else content.descriptor)
 
-    def _hear(self) -> tuple[Any, Sealed | None]:
+    def _hear(self) -> tuple[Any, Held | None]:
         """Receive the leader's next message, and the content that comes with it.
 
         Raises:
@@ -165,7 +165,7 @@ class Sharing:
         message, descriptor = self.node.hear()
         if message[0] == "error":
             raise UserError(message[1])
-        return message, None if descriptor is None else Sealed.of(descriptor)
+        return message, None if descriptor is None else Held.of(descriptor)
 
     def _keep(self, corpus: int, problems: dict[int, str]) -> None:
         self.problems.update({(corpus, shard): problem for shard, problem in problems.items()})
