@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import make_folder, move, whole_path, write_file
+from dist_transformer.base.files import make_folder, move, refuse_content, whole_path, write_file
 from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.presets import preset_for
 from dist_transformer.data.folder import format as shards
@@ -55,7 +55,7 @@ from dist_transformer.data.prepare.vocabularies import (
     tokenizer_path,
 )
 from dist_transformer.data.prepare.words import words_of
-from dist_transformer.data.prepare.work_dir import Work, fingerprint, refuse_existing, work_folder
+from dist_transformer.data.prepare.work_dir import Work, fingerprint, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
@@ -120,7 +120,7 @@ def prepare(
 
 def _checked(settings: PrepareSettings, report: Report) -> str:
     """Make all checks that do not read the whole text, and return the fingerprint of the preparation."""
-    refuse_existing(settings.out)
+    refuse_content(settings.out)
     _ = settings.languages
     check_tokenizers(settings, report)
     if settings.segmentations > 1:

@@ -27,7 +27,15 @@ import sentencepiece
 import tokenizers
 
 from dist_transformer.base.errors import TransientError, UserError
-from dist_transformer.base.files import make_folder, move, remove_tree, remove_unfinished, sha256_of, write_file
+from dist_transformer.base.files import (
+    make_folder,
+    move,
+    refuse_content,
+    remove_tree,
+    remove_unfinished,
+    sha256_of,
+    write_file,
+)
 from dist_transformer.base.locks import exclusive
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource
@@ -124,13 +132,13 @@ def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator
     """
     out = Path(os.path.abspath(out))
     root = out.parent / f".{out.name}.partial"
-    refuse_existing(out)
+    refuse_content(out)
     new_parents = list(itertools.takewhile(lambda parent: not parent.exists(), out.parents))
     work = Work(folder=root / name)
     try:
         with _locked(root, out):
             # Another preparation may have made it since the first check.
-            refuse_existing(out)
+            refuse_content(out)
             try:
                 _discard_others(root, work, report)
                 if work.folder.exists() or work.whole.exists():
@@ -157,12 +165,6 @@ def work_folder(out: Path, name: str, report: Callable[[str], None]) -> Iterator
             f"{out} cannot be written ({error.strerror or error}): check the place, its rights and its free space; "
             "the same command then resumes"
         ) from error
-
-
-def refuse_existing(out: Path) -> None:
-    """Raise a UserError unless `out` is absent or an empty folder."""
-    if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
-        raise UserError(f"{out} exists already: choose another --out, or remove it first")
 
 
 @contextlib.contextmanager

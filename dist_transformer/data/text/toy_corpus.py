@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
 from dist_transformer.data.text import toy_lexicon as lexicon
 from dist_transformer.data.text.toy_lexicon import MODALS, NOTHING, Adjective, Determiner, Noun, Pair, Verb
 
-MAX_PAIRS = 5_000_000
 MOST_TOY_PAIRS = 1_000_000
 """Most training pairs that commands make, because they are held in memory."""
 TENSES = ("present", "present", "past", "past", *MODALS)
@@ -190,13 +188,7 @@ def _draw_noun_phrase(rng: random.Random, kinds: str, case: Case) -> tuple[Pair,
 
 
 def make_toy_corpus(*, train_pairs: int, valid_pairs: int = 500, test_pairs: int = 500, seed: int = 1) -> ToyCorpus:
-    """Make three splits from the seed alone; test and validation do not change when `train_pairs` grows.
-
-    Raises:
-        UserError: `train_pairs` is more than `MAX_PAIRS`.
-    """
-    if train_pairs > MAX_PAIRS:
-        raise UserError(f"{train_pairs:,} synthetic sentence pairs are too many: ask for at most {MAX_PAIRS:,}")
+    """Make three splits from the seed alone; test and validation do not change when `train_pairs` grows."""
     held_out = test_pairs + valid_pairs
     rng = random.Random(seed)
     english_of: dict[str, str] = {}

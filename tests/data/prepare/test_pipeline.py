@@ -62,7 +62,7 @@ def test_existing_out_is_refused_and_kept(tmp_path: Path, existing: str) -> None
         out.mkdir()
         (out / "mine").write_text("mine")
     before = names(tmp_path)
-    with pytest.raises(UserError, match="out exists already: choose another --out, or remove it"):
+    with pytest.raises(UserError, match="out exists: choose another name, or remove it"):
         run(tmp_path, corpus(20))
     assert names(tmp_path) == before | {"train.en", "train.de"}
 
