@@ -46,16 +46,13 @@ def test_a_form_is_read_as_json_is() -> None:
     ("changed", "message"),
     [
         ({"q": None}, "q must be a text or a list of texts"),
-        ({"q": {"a": 1}}, "q must be a text or a list of texts"),
         ({"q": ["a", 5]}, "q must be a text or a list of texts"),
         ({"q": ["a" * 60, "b" * 41]}, "q has 101 characters and 100 are allowed: send several requests"),
         ({"q": "a\n" * (MOST_LINES + 1)}, "q has 129 lines and 128 are allowed: send several requests"),
         ({"q": ["a"] * (MOST_LINES + 1)}, "q has 129 lines and 128 are allowed: send several requests"),
         ({"q": ["a", "b\0"]}, "the text holds U+0000"),
         ({"format": "html"}, "format must be text"),
-        ({"format": {}}, "format must be text"),
         ({"source": None}, "source and target must be languages"),
-        ({"target": ["de"]}, "source and target must be languages"),
     ],
 )
 def test_a_bad_request_is_one_sentence(changed: dict[str, Any], message: str) -> None:
@@ -68,12 +65,9 @@ def test_a_bad_request_is_one_sentence(changed: dict[str, Any], message: str) ->
     ("body", "kind", "message"),
     [
         (b"[]", "application/json", "the request must be a JSON object"),
-        (b"{", "application/json", "the request is not JSON"),
         (b"q=%ff&source=en&target=de", FORM, "the request is not a form in UTF-8"),
-        (b"\xff", FORM, "the request is not a form in UTF-8"),
         (b"&".join(b"a%d=" % i for i in range(50)), FORM, "the request is not a form in UTF-8"),
         (b"q=a&q=b&source=en&target=de", FORM, "the form has a field twice: send lists as JSON"),
-        (b"", FORM, "q must be a text"),
     ],
 )
 def test_a_bad_body_is_one_sentence(body: bytes, kind: str, message: str) -> None:

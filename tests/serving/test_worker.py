@@ -71,16 +71,6 @@ def test_a_client_that_leaves_during_its_search_keeps_its_place() -> None:
     asyncio.run(main())
 
 
-def test_errors_are_those_of_the_work() -> None:
-    async def main() -> None:
-        worker = Worker(most_waiting=1)
-        with pytest.raises(ZeroDivisionError):
-            await worker.run(lambda: 1 / 0)
-        assert await worker.run(lambda: 5) == 5
-
-    asyncio.run(main())
-
-
 def test_a_panic_of_compiled_code_is_an_error_of_its_work() -> None:
     class PanicException(BaseException):
         """Panic as Rust raises it: not an Exception."""
