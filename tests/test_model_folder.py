@@ -229,22 +229,16 @@ ONLY_OURS = r"only models that dist-transformer wrote are read, so train one wit
     ("given", "message"),
     [
         ("model/model.safetensors", r"it is a file of one\): use its folder, {place}/model$"),
-        ("model/tokenizer.json", r"it is a file of one\): use its folder, {place}/model$"),
         (
             "run/weights/step-00000001.safetensors",
             r"it is a weight file of a run\): .* average --checkpoints {given}",
         ),
         ("run/checkpoints/step-00000001", r"it is a checkpoint\): .* average --checkpoints {given} --out MODEL$"),
-        (*("run/checkpoints/step-00000001/part-0.safetensors", r"it is a file of a checkpoint\): "),),
         ("run/checkpoints", r"it is the checkpoints of a run\): " + AVERAGE_RUN),
-        ("run/weights", r"it is the weights of a run\): " + AVERAGE_RUN),
         ("run", r"it has no config.json\): make one from this run with .* average --run-dir {place}/run"),
         ("other/pytorch_model.bin", rf"it is a weight file of another library\): {ONLY_OURS}"),
-        ("other/model.npz", rf"it is a weight file of another library\): {ONLY_OURS}"),
-        ("other/checkpoint_best.pt", rf"it is a weight file of another library\): {ONLY_OURS}"),
         ("other", rf"it holds checkpoint_best.pt, weights of another library\): {ONLY_OURS}"),
         ("hub", rf"it is a model for transformers\): {ONLY_OURS}"),
-        ("hub/model.safetensors", rf"it is a weight file of another library\): {ONLY_OURS}"),
         ("notes.txt", r"it is a file\): use a folder that dist-transformer average wrote$"),
     ],
 )
@@ -299,13 +293,6 @@ def test_a_missing_or_damaged_file_is_named(copy: Path, name: str) -> None:
         load_model(copy, CPU)
 
 
-@pytest.mark.parametrize("content", ["[1, 2, 3]", "[]", "null", "7", '"text"'])
-def test_a_config_that_is_no_object_is_refused(copy: Path, content: str) -> None:
-    (copy / "config.json").write_text(content)
-    with pytest.raises(UserError, match="cannot be read as a JSON object"):
-        load_model(copy, CPU)
-
-
 def test_another_tokenizer_is_refused(copy: Path) -> None:
     file = copy / "tokenizer.json"
     file.write_bytes(file.read_bytes() + b"\n")
@@ -318,7 +305,6 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
     [
         ("format_version", 3, "has format 3, and this version reads 2: update dist_transformer"),
         ("format_version", 1, "has format 1, .* has no hash of the weights, so write the folder again with dist"),
-        ("format_version", None, "has format None"),
         ("surplus", 1, "surplus"),
         ("model", {"width": -1}, "width is -1"),
     ],
@@ -373,7 +359,6 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"dtype": "int8"}, "config.json records weights that are not fp32 or not finite: write the folder again"),
         ({"finite": False}, "config.json records weights that are not fp32 or not finite"),
         ({"sha256": None}, r"sha256 in \S*config\.json must be str"),
     ],

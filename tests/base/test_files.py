@@ -52,14 +52,6 @@ def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> Non
     assert file.read_text() == "old"
 
 
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("theirs")
-    (tmp_path / "file").symlink_to(tmp_path / "other")
-    write_file(tmp_path / "file", "ours")
-    assert (tmp_path / "other").read_text() == "theirs"
-    assert not (tmp_path / "file").is_symlink()
-
-
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     """Write to a pipe, as `--json /dev/stdout` does."""
     reading, writing = os.pipe()

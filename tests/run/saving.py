@@ -68,9 +68,9 @@ def pointer(run: Path) -> str:
     return (run / "checkpoints" / "latest").read_text()
 
 
-def flip(path: Path, *, at: float = 0.5) -> None:
-    """One bit of the tensors of a checkpoint, at this share of their file."""
+def flip(path: Path) -> None:
+    """Flip one bit of the tensors of a checkpoint."""
     part = path / "part-00000.safetensors"
     content = bytearray(part.read_bytes())
-    content[int((len(content) - 1) * at)] ^= 1
+    content[(len(content) - 1) // 2] ^= 1
     part.write_bytes(content)

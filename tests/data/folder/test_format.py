@@ -16,7 +16,6 @@ from dist_transformer.data.folder.format import (
 )
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from tests.data.folder.conftest import SOURCES, TARGETS, make_split
 
 
@@ -74,19 +73,6 @@ def test_lengths_beyond_uint16_are_kept(tmp_path: Path) -> None:
     assert split.tokens(np.array([1]))[0].tolist() == [5]
 
 
-def test_lengths_do_not_feel_what_becomes_of_their_file(folder: Path) -> None:
-    """Overwritten in place, cut short, removed."""
-    train = DataFolder.open(folder).train
-    before = train.lengths.tolist()
-    with (folder / "lengths.npy").open("r+b") as file:
-        file.write(bytes((folder / "lengths.npy").stat().st_size))
-    assert train.lengths.tolist() == before
-    os.truncate(folder / "lengths.npy", 3)
-    (folder / "lengths.npy").unlink()
-    assert train.lengths.tolist() == before
-    assert train.tokens(np.array([4, 0]))[0].tolist() == [17, 18, 10, 11]
-
-
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_validation_text_that_changed_after_opening_is_found(folder: Path, side: str) -> None:
     data = DataFolder.open(folder)
@@ -96,13 +82,6 @@ def test_validation_text_that_changed_after_opening_is_found(folder: Path, side:
         UserError, match=rf"{side}\.txt is damaged \(its SHA-256 is not what index\.json states\): copy"
     ):
         data.valid_text()
-
-
-def test_a_tokenizer_that_changed_after_opening_is_found(folder: Path) -> None:
-    data = DataFolder.open(folder)
-    learn_byte_bpe(["a b c d"], vocab_size=300, lowercase=True).save(folder / "tokenizer.json")
-    with pytest.raises(UserError, match=r"tokenizer\.json is damaged \(its SHA-256 is not what index\.json states\)"):
-        data.tokenizer()
 
 
 def test_valid_text_is_untouched(folder: Path) -> None:
@@ -152,12 +131,8 @@ def damage(shard: Path, kind: str) -> None:
         shard.write_bytes(content)
     elif kind == "cut short":
         os.truncate(shard, len(content) - 1)
-    elif kind == "longer":
-        shard.write_bytes(shard.read_bytes() + b"x")
     elif kind == "missing":
         shard.unlink()
-    elif kind == "another's":
-        shard.write_bytes((shard.parent / "train-00000.arrow").read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -165,9 +140,7 @@ def damage(shard: Path, kind: str) -> None:
     [
         ("flipped", r"is damaged \(its SHA-256 is not what index\.json states\): copy the data folder"),
         ("cut short", r"is damaged .*: copy the data folder again"),
-        ("longer", r"is damaged .*: copy the data folder again"),
         ("missing", r"cannot be read \(No such file or directory\): copy the data folder again"),
-        ("another's", r"is damaged .*: copy the data folder again"),
     ],
 )
 def test_a_shard_that_went_bad_after_opening_is_found_at_its_first_use(folder: Path, kind: str, message: str) -> None:
@@ -199,7 +172,6 @@ def reindex(folder: Path, number: int, **changes: Any) -> None:
     [
         ({"max_target_tokens": 1}, r"lengths\.npy does not hold the pairs that index\.json states"),
         ({"sha256": "0" * 64}, r"train-00000\.arrow is damaged"),
-        ({"pairs": 3}, r"lengths\.npy does not hold the pairs that index\.json states"),
         ({"bytes": 7}, r"train-00000\.arrow has \d+ bytes, but the index states 7"),
     ],
 )
@@ -217,11 +189,8 @@ def test_a_damaged_index_is_found_before_a_batch_is_made(folder: Path, changes: 
     ("changes", "message"),
     [
         ({"format_version": 2}, "has format version 2, but this program reads 1: upgrade"),
-        ({"format_version": "1"}, "format_version in INDEX must be 1, not '1'"),
         ({"vocab_size": "300"}, "vocab_size in INDEX must be int, not '300'"),
         ({"extra": 1}, "unknown setting 'extra'"),
-        ({"train": []}, "train in INDEX must hold an object of settings"),
-        ({"dropped": {"empty": True}}, "dropped['empty'] in INDEX must be int, not True"),
     ],
 )
 def test_bad_index_names_the_field(folder: Path, changes: dict[str, Any], message: str) -> None:
