@@ -109,14 +109,11 @@ def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[st
         ("--model.norm sandwich", "--model.norm sandwich is unknown: choose one of post, pre"),
         # A switch until 0.1.0.
         ("--compile", "--compile needs a value: choose one of auto, on, off"),
-        ("--no-compile --seed 1", "--no-compile needs a value: choose one of auto, on, off"),
-        ("--model.norm=Post", "--model.norm Post is unknown: did you mean post?"),
         ("--precision fp16", "--precision fp16 is unknown: did you mean bf16?"),
         ("--preset bsae", "--preset bsae is unknown: did you mean base?"),
         ("--xyz 3", "--xyz is not a flag here: see train --help"),
         # An abbreviation of --preset is no way to set it.
         ("--pres tiny", "--pres is not a flag here: did you mean --preset?"),
-        ("--max-step 3", "--max-step is not a flag here: did you mean --max-steps?"),
         ("--width 3 --model.head 2", "for --width use --model.width; for --model.head use --model.heads"),
         ("-max-steps 3", "-max-steps is not a flag here: did you mean --max-steps?"),
     ],

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -24,18 +23,9 @@ def other_model(run: Path) -> Path:
     return save(run / "other", 2, model=dataclasses.replace(MODEL, ffn_width=32))
 
 
-def other_setting(run: Path) -> Path:
-    """The same shapes, and another network."""
-    return save(run / "other", 2, model=dataclasses.replace(MODEL, norm="post", activation="gelu"))
-
-
 def other_tags(run: Path) -> Path:
     way = {"source_language": "en", "target_language": "de", "tags": ["<2de>"]}
     return save(run / "other", 2, directions=[way])
-
-
-def other_corpus(run: Path) -> Path:
-    return save(run / "other", 2, corpus="wmt14")
 
 
 def other_seed(run: Path) -> Path:
@@ -49,18 +39,9 @@ class Bomb:
         return os._exit, (99,)
 
 
-def plain_pickle(run: Path) -> Path:
-    (run / "model.bin").write_bytes(pickle.dumps(Bomb()))
-    return run / "model.bin"
-
-
 def torch_pickle(run: Path) -> Path:
     torch.save({"embedding": Bomb()}, run / "model.pt")
     return run / "model.pt"
-
-
-def torch_pickle_named_bin(run: Path) -> Path:
-    return shutil.copyfile(torch_pickle(run), run / "pytorch_model.bin")
 
 
 def torch_pickle_named_safetensors(run: Path) -> Path:
@@ -70,10 +51,6 @@ def torch_pickle_named_safetensors(run: Path) -> Path:
 
 def folder_of_no_step(run: Path) -> Path:
     return save_model(run / "model", random_weights(2), ())
-
-
-def step_that_is_no_number(run: Path) -> Path:
-    return save(run / "other", 2, source_language=5)
 
 
 def other_tokenizer(run: Path) -> Path:
@@ -86,18 +63,6 @@ def damaged_checkpoint(run: Path) -> Path:
     content[-1] ^= 1
     (path / "part-00000.safetensors").write_bytes(content)
     return path
-
-
-def truncated_file(run: Path) -> Path:
-    file = save(run, 2)
-    file.write_bytes(file.read_bytes()[:-1])
-    return file
-
-
-def truncated_before_it_was_hashed(run: Path) -> Path:
-    file = truncated_file(run)
-    record_hash(file)
-    return file
 
 
 def flipped_file(run: Path) -> Path:
@@ -125,14 +90,8 @@ def file_without_hash(run: Path) -> Path:
     return file
 
 
-def text_file(run: Path) -> Path:
-    (run / "notes.safetensors").write_text("no tensors")
-    record_hash(run / "notes.safetensors")
-    return run / "notes.safetensors"
-
-
-def foreign_file(run: Path, metadata: dict[str, str] | None = None) -> Path:
-    safetensors.torch.save_file({"embedding": torch.ones(2)}, run / "foreign.safetensors", metadata=metadata)
+def foreign_file(run: Path) -> Path:
+    safetensors.torch.save_file({"embedding": torch.ones(2)}, run / "foreign.safetensors", metadata={"format": "pt"})
     record_hash(run / "foreign.safetensors")
     return run / "foreign.safetensors"
 
@@ -146,28 +105,17 @@ def empty_folder(run: Path) -> Path:
     ("make", "message"),
     [
         (other_model, r"has another model configuration \(ffn_width 32, not 16\) than .*average one run's weights"),
-        (other_setting, r"has another model configuration \(activation 'gelu', not 'relu'\) than"),
         (other_tags, r"was trained on other data \(en-de <2de>, not en-de\) than .*average one run's"),
-        (other_corpus, r"was trained on other data \(corpus 'wmt14', not 'hand-written'\) than .*average one run's"),
         (other_seed, r"is from another run \(seed, batch or data\) than .*average one run's weights"),
-        (plain_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors"),
-        (torch_pickle, "is a pickle"),
-        (torch_pickle_named_bin, "is a pickle"),
+        (torch_pickle, "is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors"),
         (torch_pickle_named_safetensors, "cannot be read .*leave it out, or restore it"),
         (folder_of_no_step, "has no training step"),
-        (step_that_is_no_number, "source_language in .* must be str, not 5"),
         (other_tokenizer, "was trained with another tokenizer than .*average one run's weights"),
         (damaged_checkpoint, r"is damaged \(.*\): choose another checkpoint"),
-        (truncated_file, r"is damaged \(its SHA-256 is not what SHA256SUMS states\): leave it out, or restore it"),
-        (truncated_before_it_was_hashed, "cannot be read .*leave it out, or restore it"),
         (flipped_file, r"is damaged \(its SHA-256 is not what SHA256SUMS states\): leave it out, or restore it"),
         (flipped_model, r"is damaged \(its SHA-256 is not what config.json states\): write the folder again"),
         (file_without_hash, "has no hash in .*SHA256SUMS, so it cannot be checked: use weight files in"),
-        (text_file, "cannot be read .*leave it out, or restore it"),
         (foreign_file, "is not a weight file of a run: use files of RUN/weights"),
-        (lambda run: foreign_file(run, {"format": "pt"}), "is not a weight file of a run"),
-        (lambda run: foreign_file(run, {"title": "another model"}), "is not a weight file of a run"),
-        (lambda run: foreign_file(run, {"model": "[]"}), "foreign.safetensors"),
         (empty_folder, "is not a weight file, a checkpoint or a model folder: check the path"),
         (lambda run: run / "nothing", "is not a weight file, a checkpoint or a model folder: check the path"),
     ],
@@ -179,7 +127,7 @@ def test_a_source_that_does_not_fit_is_refused_by_name(
     second = make(run)
     with pytest.raises(UserError, match=message) as refused:
         average([first, second], tmp_path / "out")
-    assert str(refused.value).startswith((str(second), f"source_language in {second}"))
+    assert str(refused.value).startswith(str(second))
     assert not (tmp_path / "out").exists()
 
 

@@ -15,16 +15,13 @@ def way(text: str) -> Direction:
     ("known", "own", "remedy"),
     [
         (["en-deu >>deu<<"], "en-de", "--src-tag '>>deu<<', unless"),
-        (["en-deu >>deu<<", "en-nld >>nld<<"], "en-de", "--src-tag '>>deu<<', unless"),
         (["en-deu >>deu<<", "en-nld >>nld<<"], "en-fr", "--src-tag '>>deu<<' or '>>nld<<', unless"),
         (["en-de <2de> <bt>"], "en-de <2de>", "--src-tag '<2de>' '<bt>', unless"),
-        (["en-de <2de>"], "en-de <bt>", "--src-tag '<2de>', unless"),
         (["en-de <2de>"], "en-de <2de>", None),
         (["en-de <2de>"], "en-de <bt> <2de>", None),
         # A new language with a tag of its own, a model without tags, and no model.
         (["en-de <2de>"], "en-fr <2fr>", None),
         (["en-de"], "en-de", None),
-        (["en-de", "en-fr <2fr>"], "en-de", None),
         ([], "en-de", None),
     ],
 )

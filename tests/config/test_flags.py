@@ -83,14 +83,8 @@ def test_a_run_has_the_architecture_of_its_model(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.json", '{"learning": 3}', r"a\.json has the unknown setting 'learning': remove it"),
-        (
-            "a.json",
-            '{"model": {"widht": 3}}',
-            r"a\.json, model\.widht is not a setting here: did you mean model\.width\?$",
-        ),
         ("a.json", '{"norm": "pre"}', r"a\.json, norm is not a setting here: did you mean model\.norm\?$"),
         ("a.json", '{"lr": 3}', r"a\.json, lr is not a setting here: use optimizer\.peak_lr, or optimizer\.lr_scale"),
-        ("a.json", '{"optimizer": {"lr": 3}}', r"a\.json, optimizer\.lr is not a setting here: use optimizer\.peak_lr"),
         (
             *("a.json", '{"max_tokens": 4096, "update_freq": [4]}'),
             r"a\.json, max_tokens, update_freq are not settings here: for .* use batch\.target_tokens_per_step, .* as ",

@@ -131,7 +131,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "torch 2.11.0 on n1; 2.13.0 on n2",
             "the same versions on all nodes",
         ),
-        (on_n2(versions={"python": "3.11.7"}), "versions", "fail", "deepspeed 0.19.8 on n1; not installed on n2", ""),
         (on_n2(code="def"), "code", "fail", "abc on n1; def on n2", "the same revision"),
         (
             on_n2(gpus_visible=0, gpu=None),
@@ -152,13 +151,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (gpu_on_rank(1, problem="CUDA error: ECC"), "GPUs", "fail", "rank 1 on n1: CUDA error: ECC", "exclude n1"),
         (gpu_on_rank(1, has_bf16=False), "GPUs", "warn", "no bf16", "--precision fp32"),
         (
-            gpu_on_rank(1, name="NVIDIA A100"),
-            "GPUs",
-            "warn",
-            "NVIDIA A100, 79 GiB, bf16, driver 570.86.15 on n1",
-            "with one driver",
-        ),
-        (
             lambda _: {"gpus_visible": 8, "gpus_present": 8},
             "GPUs",
             "warn",
@@ -168,7 +160,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         (gpu_on_rank(2, used_bytes=9 * GIB), "GPU memory", "warn", "9.0 GiB in use before training: rank 2", "nvidia"),
         (on_rank(1, available_bytes=GIB // 2), "memory", "fail", "at least 0.5 GiB free per process (n1)", "--mem"),
         (on_rank(1, available_bytes=2 * GIB), "memory", "warn", "at least 2.0 GiB free per process (n1)", "--mem"),
-        (on_n2(open_files=100), "open files", "fail", "at least 100 per process (n2)", "ulimit -Hn"),
         (
             on_n2(open_files=300),
             "open files",
@@ -186,13 +177,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "unset it",
         ),
         (
-            on_nccl(settings=()),
-            "NCCL settings",
-            "warn",
-            "NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=ib0 on n1; none on n2",
-            "slurm/cluster.env",
-        ),
-        (
             on_nccl(ports=(port("mlx5_0:1"), port("mlx5_1:1", is_active=False))),
             "InfiniBand",
             "warn",
@@ -207,7 +191,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "open /dev/infiniband to the container",
         ),
         (on_nccl(loads_verbs=False), "InfiniBand", "fail", "cannot be loaded on n2", "install libibverbs1"),
-        (on_nccl(locked_bytes=8 * 2**20), "locked memory", "fail", "at most 8 MiB per process (n2)", "LimitMEMLOCK"),
         (on_nccl(locked_bytes=GIB), "locked memory", "warn", "at most 1,024 MiB per process (n2)", "LimitMEMLOCK"),
         (on_n2(driver="535.104.05"), "GPUs", "warn", "driver 570.86.15 on n1; NVIDIA H100", "with one driver"),
         (on_n2(load=(140.0, 128)), "load", "warn", "at most 140.0 on 128 core(s) (n2)", "OMP_NUM_THREADS"),
@@ -221,17 +204,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
         ),
         (on_rank(3, reductions=(WRONG,)), "all-reduce 256 MiB", "fail", "WRONG SUMS on rank 3", "NCCL_P2P_DISABLE"),
         (on_rank(3, reductions=(LATE,)), "all-reduce 256 MiB", "warn", "nccl: 0.54 GB/s", "NCCL_DEBUG=INFO"),
-        (
-            # 6 GB/s on eight ports of 400 Gb/s.
-            lambda fact: {
-                "nccl": replace(fact.nccl, ports=tuple(port(f"mlx5_{number}:1") for number in range(8))),
-                "reductions": (replace(LATE, seconds=2**28 / 6e9),),
-            },
-            "all-reduce 256 MiB",
-            "warn",
-            "nccl: 6.00 GB/s algorithm bandwidth, 44.7 ms, 2% of the ports' 400 GB/s",
-            "NCCL_IB_HCA",
-        ),
         (
             on_n2(reductions=(replace(FAST, network="Socket"),)),
             "NCCL network",
@@ -287,13 +259,6 @@ WRONG = Reduction(backend="nccl", bytes=2**28, seconds=0.002, exact=False)
             "warn",
             "0.1 GiB free in /shm (n2)",
             "--shm-size",
-        ),
-        (
-            on_n2(shared=SharedFolder(sees_rank_0=False, lock="not tried")),
-            "run folder shared",
-            "fail",
-            "rank 0 does not share files with rank 2-3 on n2",
-            "all nodes mount at the same path",
         ),
         (
             on_rank(3, shared=SharedFolder(sees_rank_0=True, seen_by_rank_0=False)),
@@ -403,12 +368,9 @@ def test_verified_files_are_counted() -> None:
     ("setting", "found"),
     [
         ("eth", True),
-        ("eth0", True),
-        ("=eth0", True),
         ("=eth", False),
-        ("ib,eth", True),
+        ("mlx,eth", True),
         ("mlx", False),
-        ("^lo", True),
         ("^lo,eth,ib", False),
         ("^=eth", True),
         ("^=lo,eth0,ib0", False),

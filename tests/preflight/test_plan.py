@@ -10,7 +10,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.preflight.plan import Cluster, RunPlan, look_at_work, plan_run, what_would_fit
+from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 
@@ -33,6 +33,9 @@ def test_time_and_jobs_follow_from_the_step() -> None:
     hours = 300_000 * found.step_time.total / 3600
     assert found.hours == pytest.approx(hours)
     assert found.jobs == math.ceil(hours) > 1
+    assert found.chosen.fits
+    # Without a data folder.
+    assert (found.work.vocab_sizes, found.work.source_budget, found.work.assumed) == ((37_000, 0), 392, True)
     # 64 packs of 392 target tokens, 99% full.
     assert found.target_tokens_per_second == pytest.approx(0.99 * 64 * 392 / found.step_time.total)
 
@@ -129,11 +132,6 @@ def test_wrong_numbers_are_refused_by_name(cluster: dict[str, Any], message: str
         Cluster(**cluster)
 
 
-def test_what_fits_needs_no_change() -> None:
-    found = plan(preset("big"), gpus=8)
-    assert found.chosen.fits
-
-
 def test_another_stage_is_named_first() -> None:
     """A model whose states fill a GPU alone, and not shared by eight."""
     config = preset("big")
@@ -190,11 +188,6 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
     source = round(found.work.fill * 2 * found.work.source_budget * 1000)
     target = round(found.work.fill * 2 * 1024 * 1000)
     assert found.training_flops == training_flops(model, source_tokens=source, target_tokens=target)
-
-
-def test_without_data_the_papers_vocabulary_is_assumed() -> None:
-    work = look_at_work(preset("base"))
-    assert (work.vocab_sizes, work.source_budget, work.assumed) == ((37_000, 0), 392, True)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

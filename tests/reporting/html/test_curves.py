@@ -37,14 +37,11 @@ def test_ticks_are_few_and_inside_whatever_the_range() -> None:
     [
         (0, 5e6, "0"),
         (0.25, 1, "0.25"),
-        (2.0, 8, "2"),
         (1500, 3000, "1,500"),
         (12_500, 20_000, "12.5k"),
-        (5000, 20_000, "5k"),
         (2e6, 2e7, "2M"),
         (5e-5, 2e-4, "0.5·10⁻⁴"),
         (3e9, 4e9, "3·10⁹"),
-        (1e-4, 1e-4, "1·10⁻⁴"),
     ],
 )
 def test_tick_texts_suit_their_axis(value: float, highest: float, text: str) -> None:

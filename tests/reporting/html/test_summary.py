@@ -45,13 +45,6 @@ def test_spread() -> None:
         ),
         # Finished, and started again with more steps.
         (RECORDS, {"max_steps": 200}, "running or interrupted", "The last record is of step 80 of 200."),
-        (RECORDS, {"max_steps": 200, "patience": 2}, "running or interrupted", "The last record is of step 80 of 200."),
-        (
-            [*RECORDS, {"kind": "train", "step": 100}],
-            {"max_steps": 200, "patience": 1},
-            "running or interrupted",
-            "The last record is of step 100 of 200.",
-        ),
     ],
 )
 def test_status(
