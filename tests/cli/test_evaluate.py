@@ -189,7 +189,6 @@ def test_hypotheses_without_a_model(
     ("flags", "message"),
     [
         ("--src a", "pass either --model or --hypotheses"),
-        ("--model m --hypotheses h", "pass either --model or --hypotheses"),
         ("--model m", "--model needs a text to translate: pass it with --src"),
         ("--model m --src a --tgt-lang de", "--tgt-lang has no effect with --model, which has its own: leave"),
         ("--hypotheses h", "--hypotheses do not state their language: pass it with --tgt-lang, such as de"),
@@ -197,15 +196,9 @@ def test_hypotheses_without_a_model(
             "--hypotheses h --tgt-lang de --src a",
             "--src has no effect with --hypotheses, which are translations already",
         ),
-        (
-            "--hypotheses h --tgt-lang de --split-over 9",
-            "--split-over has no effect with --hypotheses, which are translations already: leave --split-over or",
-        ),
         ("--hypotheses h --tgt-lang de --beam 4", "--beam has no effect with --hypotheses, which are"),
         ("--model m --src a --mbr 8 --beam 4", "--beam has no effect with --mbr, which draws samples without a search"),
-        ("--model m --src a --mbr 8 --length-penalty 0.6", "--length-penalty has no effect with --mbr, which"),
         ("--model m --src a --seed 1", "--seed with --model needs --mbr: add --mbr, or leave --seed out"),
-        ("--hypotheses h --tgt-lang de --device cpu", "--device has no effect with --hypotheses"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -455,7 +455,6 @@ def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> No
     ("to", "changes", "message"),
     [
         ("hf", {"norm": "pre"}, "MarianMTModel does not support norm = 'pre'"),
-        ("hf", {"positions": "learned"}, "MarianMTModel does not support positions = 'learned'"),
         ("hf", {"head_width": 4}, "MarianMTModel has no separate head width"),
         ("hf", {"attention": "distant"}, "MarianMTModel does not support attention = 'distant'"),
         ("ctranslate2", {"attention": "distant"}, "CTranslate2 supports only softmax attention"),

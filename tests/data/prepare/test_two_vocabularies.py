@@ -112,8 +112,6 @@ def settings_of(folder: Path, **changes: Any) -> PrepareSettings:
         ({"vocab_size": None}, "vocab_size is missing: set --vocab-size"),
         ({"source_vocab_size": 300}, "leave out one kind"),
         ({"vocab_size": None, "source_vocab_size": 300}, "set --tgt-vocab-size or --tgt-tokenizer, too"),
-        ({"vocab_size": None, "target_vocab_size": 300}, "set --src-vocab-size or --src-tokenizer, too"),
-        ({**TWO, "source_vocab_size": 10}, "vocab_size 10 is too small"),
         ({**TWO, "source_tags": ("<2de>",)}, "--src-tag <2de> is not in the vocabulary to be learned"),
         (
             {**TWO, "source_vocab_size": None, "source_tokenizer": Path("t"), "tags": ("<2de>",)},
@@ -128,13 +126,3 @@ def settings_of(folder: Path, **changes: Any) -> PrepareSettings:
 def test_contradictions_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         settings_of(tmp_path, **changes)
-
-
-def test_an_index_of_other_sizes_is_refused(tmp_path: Path) -> None:
-    run(tmp_path, PAIRS, **TWO)
-    file = tmp_path / "out" / "index.json"
-    index = json.loads(file.read_text())
-    del index["target_vocab_size"]
-    file.write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"states a target_vocab_size of 0, but tokenizer\.json has 270 entries"):
-        DataFolder.open(tmp_path / "out")

@@ -75,18 +75,13 @@ def test_a_sign_before_a_line_changes_no_id(tokenizers: dict[Normalization, Toke
     [
         "می\u200cخواهم",
         "کِتاب\u200cها",
-        "کتابَ\u200cها",
         "ه\u200dه",
         "क्\u200dष",
         "क्\u200cष",
         "ශ්\u200dරී ලංකාව",
-        "ক্\u200dষ",
         "അവൻ\u200cറെ",
         FAMILY,
-        "👩🏽\u200d💻",
-        "🏳\u200d🌈",
         "❤\u200d🔥",
-        "🧑\u200d🦰",
     ],
 )
 def test_joiners_of_letters_and_pictures_stay(tokenizers: dict[Normalization, Tokenizer], text: str) -> None:
