@@ -94,13 +94,13 @@ def test_a_validation_that_is_stopped_is_done_after_the_resume(
     """One rank of two is told to end while a program scores the last validation."""
     began = tmp_path / "began"
     flags = ("--max-steps", 2, "--validate-every", 2, "--validate-sentences", 2, "--validation-command", scorer(began))
-    flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.5)
+    flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.3)
     job = Job(tmp_path, toy_data, tmp_path / "run", *flags).start_ranks()
     jobs.append(job)
     job.wait_for(began.exists)
     (program,) = [process for process in psutil.Process(job.processes[0].pid).children() if SCORER in process.cmdline()]
     # Longer than a rank may make no progress.
-    time.sleep(33)
+    time.sleep(20)
     assert program.is_running()
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.statuses() == [INTERRUPTED] * 2, job.output
@@ -126,18 +126,7 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     scored = ("--validate-every", 1, "--validate-sentences", 2, "--validation-command", scorer(began))
     orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *scored, "--max-steps", 10**6).start_deepspeed()
     limited = Job(tmp_path, toy_data, tmp_path / "limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
-    interrupted = Job(tmp_path, toy_data, tmp_path / "interrupted", *RARELY, "--max-steps", 10**6).start_ranks()
-    jobs += [frozen, raised, orphaned, limited, interrupted]
-
-    # As a terminal delivers Ctrl-C.
-    interrupted.wait_for_training()
-    for process in interrupted.processes:
-        process.send_signal(signal.SIGINT)
-    assert interrupted.statuses() == [INTERRUPTED] * 2, interrupted.output
-    lines = interrupted.output.splitlines()
-    told = [line for line in lines if line.startswith(("stopping after", "stopped at step"))]
-    assert told[:-1] == ["stopping after this step; press Ctrl-C again to end now"], interrupted.output
-    assert ", SIGINT on rank " in told[-1]
+    jobs += [frozen, raised, orphaned, limited]
 
     assert limited.statuses() == [INTERRUPTED] * 2, limited.output
     assert "stopped at step 1, the time limit is near" in limited.output
