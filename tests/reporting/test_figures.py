@@ -63,7 +63,7 @@ def panels(figure: Figure) -> list:
     return [axes for axes in figure.axes if axes.get_xlabel() == "source"]
 
 
-@pytest.mark.parametrize(("layers", "rows"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (12, 2)])
+@pytest.mark.parametrize(("layers", "rows"), [(1, 1), (3, 1), (4, 2), (12, 2)])
 def test_a_panel_a_layer_in_at_most_two_rows(layers: int, rows: int) -> None:
     sample = make_sample(layers)
     figure = drawn(attention_picture(sample))
@@ -83,7 +83,7 @@ def test_a_panel_a_layer_in_at_most_two_rows(layers: int, rows: int) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (1, 2, 30), (2, 40, 2), (6, 60, 60), (4, 9, 7)])
+@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (1, 2, 30), (6, 60, 60)])
 def test_every_token_can_be_read(layers: int, sources: int, targets: int) -> None:
     figure = drawn(attention_picture(make_sample(layers, sources, targets)))
     width, height = figure.canvas.get_width_height()
@@ -104,7 +104,7 @@ LONG = "▁Donaudampfschifffahrtsgesellschaft"
 
 
 @pytest.mark.parametrize("word", ["▁a", LONG])
-@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (2, 1, 1), (2, 2, 3), (1, 12, 3), (1, 60, 60)])
+@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (2, 2, 3), (1, 60, 60)])
 def test_nothing_of_a_map_is_cut(layers: int, sources: int, targets: int, word: str) -> None:
     """Check the saved figure: titles, pieces, and the colour bar, whose text is longer than a panel of one piece."""
     sample = make_sample(layers, sources, targets)
