@@ -133,15 +133,3 @@ def test_the_segments_are_those_of_the_data_folder(text: RaceText) -> None:
     assert text.texts_of(text.valid.read_text().splitlines()) == sources
     assert text.texts_of(["<unk> " + text.words()[0]]) == text.texts_of([text.words()[0]])
     assert text.bleu(references) == pytest.approx(100)
-    pairs = set(zip(source, target, strict=True))
-    tokenizer = text.data.tokenizer()
-    first = [
-        " ".join(f"p{token}" for token in side.encode(line[0]))
-        for side, line in zip((tokenizer.source, tokenizer.target), training_text(text.data), strict=True)
-    ]
-    assert tuple(first) in pairs
-
-
-def training_text(data: DataFolder) -> tuple[list[str], list[str]]:
-    source, target = ((data.path / "text" / name).read_text().splitlines() for name in ("train.en", "train.de"))
-    return source, target

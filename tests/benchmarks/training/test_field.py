@@ -78,16 +78,6 @@ def test_a_stretch_counts_what_was_trained(field: Field, contenders: dict) -> No
     assert losses["stock"] == pytest.approx(losses["ours"], rel=1e-4)
 
 
-def test_batches_of_similar_lengths_waste_little(contenders: dict) -> None:
-    fill = {
-        name: (timing.source_tokens + timing.target_tokens) / timing.computed_tokens
-        for name, timing in ((name, contenders[name].train(2)) for name in ("ours", "torch", "trainer"))
-    }
-    assert fill["ours"] > 0.95
-    assert 0.8 < fill["torch"] < fill["ours"]
-    assert fill["trainer"] < fill["ours"]
-
-
 def test_steps_of_peers_have_as_many_tokens_as_ours(field: Field) -> None:
     """On average over all batches, to 2%."""
     packs = field.make("ours").data.plan.steps(Position(), 2)  # type: ignore[attr-defined]
