@@ -108,9 +108,12 @@ class DataFolder:
         """Load the tokenizer of the folder.
 
         Raises:
-            UserError: it is no longer the one that the index states.
+            UserError: it is no longer the one that the index states, or the index states other sizes.
         """
-        return load_vocabulary(self.path / TOKENIZER_FILE, sha256=self.index.tokenizer_sha256)
+        tokenizer = load_vocabulary(self.path / TOKENIZER_FILE, sha256=self.index.tokenizer_sha256)
+        if tokenizer.sizes != self.index.vocab_sizes:
+            raise UserError(f"{self.path / INDEX_FILE} is damaged (it states other sizes of the vocabulary): {REMEDY}")
+        return tokenizer
 
     def valid_text(self) -> tuple[list[str], list[str]]:
         """Read source and target lines of the validation text, as the user gave them.

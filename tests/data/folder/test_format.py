@@ -91,6 +91,10 @@ def test_valid_text_is_untouched(folder: Path) -> None:
 def test_tokenizer_of_the_folder(folder: Path) -> None:
     data = DataFolder.open(folder)
     assert data.tokenizer().sha256 == data.index.tokenizer_sha256
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace('"vocab_size": 2', '"vocab_size": 3'))
+    with pytest.raises(UserError, match=r"index\.json is damaged \(it states other sizes of the vocabulary\)"):
+        DataFolder.open(folder).tokenizer()
 
 
 def test_whole_folder_verifies(folder: Path) -> None:
