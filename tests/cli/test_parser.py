@@ -38,7 +38,7 @@ def test_a_path_that_no_file_can_have_is_refused() -> None:
     parser = make_parser("Test.")
     parser.add_argument_group("files").add_argument("--src", nargs="+", type=Path)
     assert parser.parse_args(["--src", "a b", "ü"]).src == [Path("a b"), Path("ü")]
-    for path, said in (("", "is empty"), ("a\0b", "NUL"), ("x" * 256, "256 bytes"), ("\udcff", "not UTF-8")):
+    for path, said in (("", "is empty"), ("\udcff", "not UTF-8")):
         with pytest.raises(UserError, match=said):
             parser.parse_args(["--src", "a", path])
 

@@ -90,6 +90,9 @@ class WorkerPool:
                 self._report(progress)
                 yield left.pop(found), found.result()
             self._report(progress)
+            # The executor does not watch a process that it started after its last wait (CPython 3.11).
+            if any(process.exitcode is not None for process in self._processes):
+                raise BrokenProcessPool
             poll()
 
     def _report(self, progress: Progress) -> None:
