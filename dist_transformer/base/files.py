@@ -146,7 +146,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and its missing parents, durably."""
     path = path.absolute()
     for folder in (*reversed(path.parents), path):
-        if not folder.exists():
+        if not folder.is_dir():
             folder.mkdir(exist_ok=True)
             sync(folder.parent)
 
