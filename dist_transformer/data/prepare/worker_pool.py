@@ -104,11 +104,13 @@ class WorkerPool:
         # signal mask that blocks it, so they print nothing. The resource tracker is started before, because its start
         # would unblock the signal.
         resource_tracker.ensure_running()
+        # A program that uses the package may have children of its own.
+        others = multiprocessing.active_children()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return {self._executor.submit(_work, task): index for index, task in enumerate(tasks)}
         finally:
-            self._processes = multiprocessing.active_children()
+            self._processes += [each for each in multiprocessing.active_children() if each not in others]
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _loss(self) -> TransientError:

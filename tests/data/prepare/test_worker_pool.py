@@ -1,5 +1,6 @@
 """Real processes: they do their tasks, and none outlives an error, a kill or its parent."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -81,6 +82,19 @@ def test_an_error_of_one_ends_all(tmp_path: Path, how: str, kind: type[Exception
         list(pool.run(tasks, lambda _: None, lambda: None))
     assert time.monotonic() - started < 60
     assert not any(map(is_running, pids(tmp_path)))
+
+
+@pytest.mark.slow
+def test_children_of_the_program_are_left_alone(tmp_path: Path) -> None:
+    own = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    own.start()
+    try:
+        with pytest.raises(ZeroDivisionError), WorkerPool(2) as pool:
+            list(pool.run([Fail(tmp_path, "sleeps"), Fail(tmp_path, "bug")], lambda _: None, lambda: None))
+        own.join(1)
+        assert own.is_alive()
+    finally:
+        own.kill()
 
 
 PARENT = """
