@@ -18,6 +18,7 @@ from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
 from dist_transformer.base.markdown import code
+from dist_transformer.base.messages import as_kind
 from dist_transformer.base.urls import is_url
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
@@ -163,11 +164,7 @@ def sweep(
             it.
     """
     found = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else [])
-    rows = broadcast_object([(list(map(str, one.paths)), one.steps, one.how, one.warnings) for one in found])
-    choices = [
-        ChosenWeights(paths=tuple(map(Path, paths)), steps=tuple(steps), how=how, warnings=tuple(warnings))
-        for paths, steps, how, warnings in rows
-    ]
+    choices = as_kind(list[ChosenWeights], broadcast_object(found))
     text = read_test_set(dev.source, dev.reference)
     candidates = []
     for chosen in choices:

@@ -1,14 +1,22 @@
 """JSON values as bytes, to exchange them with other processes. A pickle of another process could run any code here."""
 
+import functools
 import json
-from typing import Any
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def pack(value: Any) -> bytes:
-    """Write a JSON value as bytes. Tuples arrive as lists, keys as strings, and numbers of numpy as those of Python."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=np.generic.item)
+    """Write a value as bytes of JSON: tuples arrive as lists, dataclasses as objects, keys and paths as strings."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
     # A text of a file may hold halves of surrogate pairs.
     return text.encode("utf-8", "surrogatepass")
 
@@ -16,3 +24,13 @@ def pack(value: Any) -> bytes:
 def unpack(content: bytes) -> Any:
     """Read what `pack` wrote; spaces may follow."""
     return json.loads(content.decode("utf-8", "surrogatepass"))
+
+
+def as_kind(kind: type[T], value: Any) -> T:
+    """Build a dataclass, or a list or tuple of them, from what `unpack` returned; what is one already stays."""
+    built: T = _adapter(kind).validate_python(value)
+    return built
+
+
+def _plain(value: Any) -> Any:
+    return to_jsonable_python(value, fallback=np.generic.item) if is_dataclass(value) else np.generic.item(value)

@@ -4,15 +4,16 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dist_transformer.base.messages import as_kind
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.evaluation.bleu import Score, Scores, score
+from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.inference.beam import BeamSettings
@@ -190,19 +191,15 @@ def evaluate_model(
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     ignore_case = lowercase or tokenizer.target.lowercase
-    plain = on_all_ranks(
+    scores = on_all_ranks(
         lambda: (
-            asdict(score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case))
+            score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case)
             if rank() == 0
-            else {}
+            else None
         )
     )
-    scores: dict[str, Any] = {
-        name: Score(*value) if isinstance(value, tuple | list) else value
-        for name, value in broadcast_object(plain).items()
-    }
     return Evaluation(
-        scores=Scores(**scores),
+        scores=as_kind(Scores, broadcast_object(scores)),
         info=info,
         notes=(
             *noted(count_notes(translations)),

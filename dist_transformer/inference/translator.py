@@ -3,11 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.messages import as_kind
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
@@ -201,12 +202,8 @@ class Translator:
         sources = self._sources(lines, 0, None)
         share = self._batches(sources.ids)[rank() :: world_size()]
         decoded = on_all_ranks(lambda: self._decode(share, sources, 0))
-        parts = gather_objects([(i, [asdict(text) for text in texts]) for i, texts in decoded.items()])
-        everything = {
-            i: tuple(ScoredText(**text | {"tokens": tuple(text["tokens"])}) for text in texts)
-            for part in parts
-            for i, texts in part
-        }
+        parts = as_kind(list[dict[int, tuple[ScoredText, ...]]], gather_objects(decoded))
+        everything = {i: texts for part in parts for i, texts in part.items()}
         return self._assemble(sources, everything)
 
     def source_ids(self, line: str) -> list[int]:

@@ -13,11 +13,10 @@ import time
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from dist_transformer.preflight.nccl import NcclFacts, Port, look_at_nccl
+from dist_transformer.preflight.nccl import NcclFacts, look_at_nccl
 from dist_transformer.runtime.device import cpus_beside, load_of_machine
 from dist_transformer.runtime.rendezvous import raise_open_files
 from dist_transformer.runtime.versions import hash_of_code
@@ -128,24 +127,6 @@ class Facts:
     shared: SharedFolder | None = None
     data: tuple[DataFacts, ...] = ()
     reductions: tuple[Reduction, ...] = ()
-
-
-def facts_from_plain(plain: dict[str, Any]) -> Facts:
-    """Build the facts of a rank from their message, which `dataclasses.asdict` made."""
-    nccl = _with_tuples(plain["nccl"])
-    parts = {
-        "gpu": plain["gpu"] and Gpu(**plain["gpu"]),
-        "volumes": {name: Volume(**volume) for name, volume in plain["volumes"].items()},
-        "nccl": NcclFacts(**nccl | {kind: tuple(Port(**port) for port in nccl[kind]) for kind in ("ports", "links")}),
-        "shared": plain["shared"] and SharedFolder(**plain["shared"]),
-        "data": tuple(DataFacts(**_with_tuples(each)) for each in plain["data"]),
-        "reductions": tuple(Reduction(**each) for each in plain["reductions"]),
-    }
-    return Facts(**_with_tuples(plain) | parts)
-
-
-def _with_tuples(plain: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
 
 
 def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Facts:

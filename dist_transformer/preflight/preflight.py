@@ -1,15 +1,16 @@
 """The preflight: every rank gathers facts, all facts are judged, rank 0 broadcasts the outcome."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from dist_transformer.base.checks import Check
+from dist_transformer.base.messages import as_kind
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.checks import judge
-from dist_transformer.preflight.facts import Facts, facts_from_plain, gather
+from dist_transformer.preflight.facts import Facts, gather
 from dist_transformer.preflight.watch import Watch, joined
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
@@ -39,7 +40,7 @@ def preflight(
         facts = _gather(world, settings, watch, progress)
         checks = judge(facts, run_gib=settings.run_gib, verified=settings.verify_data)
         with watch.stage("outcome"):
-            return [Check(**each) for each in distributed.broadcast_object([asdict(check) for check in checks])]
+            return as_kind(list[Check], distributed.broadcast_object(checks))
 
 
 def _gather(
@@ -61,7 +62,7 @@ def _gather(
 
 
 def _of_all_ranks(own: Facts) -> list[Facts]:
-    return [facts_from_plain(each) for each in distributed.gather_objects(asdict(own))]
+    return as_kind(list[Facts], distributed.gather_objects(own))
 
 
 def _measure(world: World, settings: PreflightSettings, watch: Watch, own: Facts, facts: Sequence[Facts]) -> Facts:

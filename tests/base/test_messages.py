@@ -1,11 +1,12 @@
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dist_transformer.base.messages import pack, unpack
+from dist_transformer.base.messages import as_kind, pack, unpack
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,26 @@ from dist_transformer.base.messages import pack, unpack
 def test_values_come_back(value: Any, received: Any) -> None:
     """Compared by their text, in which -0.0, 1 and True, and lists and tuples differ."""
     assert repr(unpack(pack(value).ljust(1000))) == repr(received)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    place: Path
+    pair: tuple[float, int] | None = None
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    parts: dict[int, tuple[Part, ...]]
+    best: Part | None = None
+
+
+def test_dataclasses_come_back_with_all_that_is_in_them() -> None:
+    part = Part(place=Path("a b"), pair=(0.5, 3), numbers=frozenset((2, 1)))
+    whole = Whole(parts={3: (part, Part(place=Path("c")))}, best=part)
+    assert as_kind(list[Whole], unpack(pack([whole]))) == [whole]
+    assert as_kind(Whole, whole) is whole
 
 
 @pytest.mark.parametrize("value", [object(), Path("a"), {1}, np.array([1])])

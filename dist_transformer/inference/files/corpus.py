@@ -35,6 +35,7 @@ from dist_transformer.base.files import (
     whole_path,
     write_file,
 )
+from dist_transformer.base.messages import as_kind
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
 from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
@@ -82,15 +83,6 @@ class _Start:
     finished: frozenset[int] = frozenset()
     """Chunks that an earlier start translated."""
 
-    def to_plain(self) -> list[Any]:
-        return [str(self.folder), self.source.chunks, self.source.sha256, self.translation, sorted(self.finished)]
-
-    @classmethod
-    def from_plain(cls, plain: list[Any]) -> "_Start":
-        folder, chunks, sha256, translation, finished = plain
-        source = Source(chunks=tuple((lines, digest) for lines, digest in chunks), sha256=sha256)
-        return cls(folder=Path(folder), source=source, translation=translation, finished=frozenset(finished))
-
     def part(self, chunk: int) -> Part:
         return Part(
             path=self.folder / f"{chunk:06d}",
@@ -129,10 +121,10 @@ def translate_corpus(
     """
     with contextlib.ExitStack() as held:
         begun, fence = on_all_ranks(lambda: _begin(job, held) if rank() == 0 else (None, unfenced))
-        plain = broadcast_object(None if begun is None else begun.to_plain())
+        plain = broadcast_object(begun)
         if plain is None:
             return
-        start = _Start.from_plain(plain)
+        start = as_kind(_Start, plain)
         began = time.monotonic()
         on_all_ranks(lambda: _translate_share(job, start, translate, text_of, fence))
         on_all_ranks(lambda: _finish(job, start, fence) if rank() == 0 else None)
