@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import random
 
@@ -6,6 +5,7 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.messages import pack, unpack
 from dist_transformer.data.text.lines import decode_lines
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
@@ -231,14 +231,14 @@ def test_ranks_share_the_batches_of_one_process(
     assert decoded > 30 + 2 + 2
     monkeypatch.setattr(module, "world_size", lambda: world)
     monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
-    shares: list[list[object]] = []
-    others = [(number, [dataclasses.asdict(text) for text in module._EMPTY]) for number in range(decoded)]
+    shares: list[dict[int, object]] = []
+    others = dict.fromkeys(range(decoded), module._EMPTY)
     monkeypatch.setattr(module, "gather_objects", lambda value: shares.append(value) or [others, value])
     for rank in range(world):
         monkeypatch.setattr(module, "rank", lambda rank=rank: rank)
         translator.translate_distributed(lines)
     assert sum(len(share) for share in shares) == decoded
-    monkeypatch.setattr(module, "gather_objects", lambda _: shares)
+    monkeypatch.setattr(module, "gather_objects", lambda _: unpack(pack(shares)))
     assert translator.translate_distributed(lines) == expected
 
 
