@@ -5,7 +5,6 @@ another process could open, and nothing of it is left when the processes end, ho
 the connection is closed.
 """
 
-import json
 import os
 import secrets
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.messages import pack, unpack
 from dist_transformer.runtime import distributed
 
 _CONNECT_SECONDS = 120.0
@@ -50,13 +50,13 @@ class Node:
         """Send a message from the leader to all others.
 
         Args:
-            message: a JSON value.
+            message: JSON value; `base.messages.pack` says what it changes.
             descriptor: an open file to send with the message.
 
         Raises:
             UserError: one of the processes has ended.
         """
-        content = json.dumps([message, descriptor is not None]).encode()
+        content = pack([message, descriptor is not None])
         for rank, link in self._links.items():
             try:
                 link.send_bytes(content)
@@ -76,7 +76,7 @@ class Node:
         """
         (link,) = self._links.values()
         try:
-            message, has_descriptor = json.loads(link.recv_bytes())
+            message, has_descriptor = unpack(link.recv_bytes())
             return message, recv_handle(link) if has_descriptor else None
         except (OSError, EOFError):
             raise UserError(

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.messages import as_kind
 from dist_transformer.base.verified import Content, Held
-from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
@@ -191,8 +191,8 @@ def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
             "packs": len(step.packs.stops),
             "empty": step.packs.empty,
             "position": step.position.to_json(),
-            "left_out": [to_plain(shard) for shard in step.left_out],
-            "ended": [to_plain(epoch) for epoch in step.ended],
+            "left_out": step.left_out,
+            "ended": step.ended,
         }
         for step in steps
     ]
@@ -218,8 +218,8 @@ def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
                 epoch=text["epoch"],
                 packs=Packs(pair_ids=arrays[0][of_pairs], empty=text["empty"], **chosen),
                 position=position_from_json(text["position"]),
-                left_out=tuple(from_plain(LeftOut, shard, "a message") for shard in text["left_out"]),
-                ended=tuple(from_plain(EpochSummary, epoch, "a message") for epoch in text["ended"]),
+                left_out=as_kind(tuple[LeftOut, ...], text["left_out"]),
+                ended=as_kind(tuple[EpochSummary, ...], text["ended"]),
             )
         )
         pairs, packs = of_pairs.stop, of_packs.stop

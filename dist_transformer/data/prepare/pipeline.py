@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, move, refuse_content, whole_path, write_file
-from dist_transformer.config.plain import from_plain, to_plain
+from dist_transformer.base.messages import as_kind
 from dist_transformer.config.presets import preset_for
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
@@ -112,8 +112,7 @@ def prepare(
     with _shared_work(settings.out, name, ranks, say) as work, WorkerPool(settings.workers) as pool:
         if not ranks.lead(work.whole.exists):
             _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
-        index = ranks.lead(lambda: to_plain(DataFolder.open(work.whole).index))
-    made = from_plain(DataIndex, index, str(settings.out))
+        made = as_kind(DataIndex, ranks.lead(lambda: DataFolder.open(work.whole).index))
     _report_result(made, settings, time.monotonic() - started, say)
     return made
 
