@@ -1,13 +1,11 @@
 """Vocabularies from elsewhere, which a child process tries first."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.vocabulary import trial
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.sentence_piece import wrap_sentence_piece
@@ -44,25 +42,3 @@ def test_another_file_than_recorded_is_refused_before_a_library_reads_it(
     file.write_bytes(b"\n" + vocabulary.content)
     with pytest.raises(UserError, match=r"tokenizer\.json is not the tokenizer of its folder, or is damaged: restore"):
         load_vocabulary(file, sha256=vocabulary.sha256)
-
-
-def test_random_damage_never_crashes_this_process(small_sentence_piece: bytes) -> None:
-    """Read what the child accepts in this process, as a preparation does."""
-    drawn = random.Random(1)
-    for _ in range(4):
-        content = bytearray(small_sentence_piece)
-        for _ in range(20):
-            content[drawn.randrange(len(content))] = drawn.randrange(256)
-        try:
-            trial.try_in_child(bytes(content))
-            wrap_sentence_piece(bytes(content))
-        except ValueError:
-            continue
-
-
-def test_the_child_imports_nothing_from_the_current_folder(
-    tmp_path: Path, small_sentence_piece: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sentencepiece.py").write_text("raise SystemExit(3)")
-    monkeypatch.chdir(tmp_path)
-    trial.try_in_child(small_sentence_piece)
