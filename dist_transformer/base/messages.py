@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
-from pydantic_core import to_jsonable_python
 
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
@@ -33,4 +32,6 @@ def as_kind(kind: type[T], value: Any) -> T:
 
 
 def _plain(value: Any) -> Any:
-    return to_jsonable_python(value, fallback=np.generic.item) if is_dataclass(value) else np.generic.item(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _adapter(type(value)).dump_python(value, mode="json", fallback=np.generic.item, warnings=False)
+    return np.generic.item(value)
