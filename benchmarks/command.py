@@ -106,7 +106,7 @@ def config_of(arguments: argparse.Namespace) -> TrainConfig:
     if not arguments.flags and arguments.preset in PRESETS:
         return PRESETS[arguments.preset].changed(data=(str(arguments.data),))
     flags = ["--preset", arguments.preset, "--data", str(arguments.data), "--run-dir", "unused", *arguments.flags]
-    return parse_training(flags, prog="tools/benchmark.py")[0]
+    return parse_training(flags)[0]
 
 
 def say(line: str) -> None:

@@ -19,9 +19,10 @@ from dist_transformer.averaging.comparison import compare_with_newest
 from dist_transformer.averaging.mean import average as write_mean
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
-from dist_transformer.config.flags import over
+from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.measures import Measure
-from dist_transformer.config.stated import refuse_without_effect, stated_by_values
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.config.table3 import preset_with_variant
 from dist_transformer.config.wrong_names import known_parameters, refuse_wrong_settings
 from dist_transformer.data.folder.format import DataIndex
@@ -137,11 +138,9 @@ def train(
     for name in imports:
         import_extension(str(name))
     folders = [str(Path(path)) for path in _as_list(data)]
-    values = {**settings, "data": folders, "run_dir": str(run_dir)}
-    refuse_without_effect(
-        stated_by_values(values, "train"),
-        over(preset_with_variant(preset, variant), values, "train", also=("preset", "variant", "processes", "imports")),
-    )
+    values = {**settings, "data": folders, "run_dir": run_dir}
+    stated = read_keywords(TrainConfig, values, "train", also=("preset", "variant", "processes", "imports"))
+    refuse_without_effect(stated.written, stated.build(TrainConfig, preset_with_variant(preset, variant)))
     with tempfile.TemporaryDirectory(prefix="dist_transformer-") as folder:
         file = Path(folder) / "settings.json"
         write_file(file, json.dumps({**settings, "data": folders}))

@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def parse_arguments() -> tuple[TrainConfig, bool]:
-    return parse_training(sys.argv[1:], prog="dist-transformer train")
+    return parse_training(sys.argv[1:])
 
 
 def check_files(config: TrainConfig, world: World) -> None:

@@ -14,7 +14,7 @@ FOLDERS = ["--data", "corpus/de", "--run-dir", "runs/1"]
 
 
 def settings(arguments: list[str]) -> TrainConfig:
-    return parse_training(arguments, prog="train")[0]
+    return parse_training(arguments)[0]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -84,7 +84,7 @@ def common_flags(row: str, arguments: argparse.Namespace) -> list[str]:
 
 def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     """Parse the settings that replace the paper's base model, with the row's folder."""
-    return parse_training(common_flags(row, arguments), prog="tools/table3.py")[0]
+    return parse_training(common_flags(row, arguments))[0]
 
 
 def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:

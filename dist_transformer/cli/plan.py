@@ -9,28 +9,23 @@ for about ten seconds on those of this machine. --against compares the measureme
 for its settings and machine. The exit status is 1 if the run would not fit.
 """
 
-import argparse
 import dataclasses
 import json
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
-from dist_transformer.config.flags import check_flags, defaults_of, flags_of_training, print_above_help
-from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.command_line import Page
+from dist_transformer.config.flags import Start, default_of, read_training
+from dist_transformer.config.schema import FLAT, settings_of
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.config.stated import refuse_without_effect, stated_by_flags
-from dist_transformer.config.table3 import VARIANTS
-from dist_transformer.cost.hardware import ENOUGH, LINK_LATENCY, MFU, NETWORK_LATENCY, GpuKind
+from dist_transformer.config.stated import refuse_without_effect
+from dist_transformer.cost.hardware import ENOUGH, LINK_LATENCY, NETWORK_LATENCY, Cluster, GpuKind
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 
@@ -41,91 +36,60 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    preset: str = "base"
-    """Preset with the defaults of training."""
-    variant: str = "base"
-    """Row of the paper's Table 3 that changes them."""
-    nodes: int = 1
-    """Number of machines."""
-    gpus: int = 1
-    """GPUs per node, one process each; with --gpu cpu, processes per node."""
-    gpu: str = "h100"
-    """Kind of GPU; an unknown name lists the known ones. cpu: predict memory only."""
-    network_gbit: float | None = None
-    """Network of a node in Gbit/s, one way; default: that of the GPU maker's server."""
-    job_hours: float = 24.0
-    """Longest job in hours that the scheduler allows."""
-    mfu: float = MFU
-    """Assumed share of the GPU's peak that training reaches."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSettings:
+    """What is done with the plan."""
+
+    start: Annotated[Start, FLAT] = field(default_factory=Start)
+    cluster: Annotated[Cluster, FLAT] = field(default_factory=Cluster)
     measure: bool = False
     """Train for about ten seconds on this machine's CPU cores, to report its speed beside the prediction."""
     against: Path | None = None
     """Run folder: plan its settings on its machine, and compare with what it measured."""
     json: Path | None = None
     """File for the plan as JSON."""
-    train: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    train: Annotated[TrainConfig, FLAT]
 
 
 def main() -> None:
-    arguments = parse_arguments(sys.argv[1:])
+    settings = parse_arguments()
 
     from dist_transformer.preflight.measured import compare, measure_step, read_run
-    from dist_transformer.preflight.plan import Cluster, plan_run
+    from dist_transformer.preflight.plan import plan_run
     from dist_transformer.training.assembly import cautions
     from dist_transformer.training.engine.ds_config import load_ds_config
 
-    config = arguments.train
-    inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, arguments.against)
-    claim_file(arguments.json, "--json", inputs)
-    cluster = Cluster(
-        nodes=arguments.nodes,
-        gpus=arguments.gpus,
-        gpu=arguments.gpu,
-        network_gbit=arguments.network_gbit,
-        job_hours=arguments.job_hours,
-        mfu=arguments.mfu,
-    )
+    config, cluster = settings.train, settings.cluster
+    inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, settings.against)
+    claim_file(settings.json, "--json", inputs)
     comparisons: list[Comparison] = []
     here, seconds = list[str](), None
-    if arguments.against is None:
-        plan = plan_run(arguments.train, cluster, load_ds_config(arguments.train.deepspeed_config))
-        seconds = measure_step(plan) if arguments.measure else None
+    if settings.against is None:
+        plan = plan_run(config, cluster, load_ds_config(config.deepspeed_config))
+        seconds = measure_step(plan) if settings.measure else None
         here = speed_here(plan, seconds)
     else:
-        run = read_run(arguments.against)
+        run = read_run(settings.against)
         plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
         comparisons = list(compare(plan, run))
     say("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan, here), *comparison_table(comparisons))))
     for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
         say(f"warning: {caution}", file=sys.stderr)
-    if arguments.json is not None:
-        write_json(arguments.json, plan, comparisons, seconds)
+    if settings.json is not None:
+        write_json(settings.json, plan, comparisons, seconds)
     refuse_what_does_not_fit(plan)
 
 
-def parse_arguments(arguments: list[str]) -> Arguments:
-    own = {f"--{name.replace('_', '-')}": () for name in Arguments.__dataclass_fields__ if name != "train"}
-    choices = flags_of_training() | own | {"--preset": [*PRESETS], "--variant": [*VARIANTS]}
-    check_flags(arguments, choices, program="dist-transformer plan", also=("--import",))
-    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    chooser.add_argument("--preset", default="base")
-    chooser.add_argument("--variant", default="base")
-    chosen, _ = chooser.parse_known_args(arguments)
-    preset = defaults_of(chosen.preset, chosen.variant, arguments).changed(data=EMBEDDED_CORPUS)
-    default = Arguments(preset=chosen.preset, variant=chosen.variant, train=preset)
-    description = (
-        "Predict what a training run needs. Memory by ZeRO stage follows from what DeepSpeed allocates. Speed comes "
-        "from a model, not a measurement: a given share of the GPU's peak (--mfu). The command takes the flags of "
-        "training in addition to its own, and exits with 1 if the run would not fit."
-    )
-    print_above_help(textwrap.fill(description, shutil.get_terminal_size().columns), arguments)
-    parsed = tyro.cli(Arguments, default=default, args=arguments, prog="dist-transformer plan", description="")
-    if parsed.against is not None and dataclasses.replace(parsed, against=None, json=None) != default:
+def parse_arguments() -> PlanSettings:
+    own = [each.name for each in settings_of(Cluster)] + ["measure", "against", "json"]
+    page = Page(text=__doc__, common=["preset", *own, "data", "max_steps", "batch.target_tokens_per_step"])
+    stated = read_training(settings_of(PlanSettings), sys.argv[1:], page)
+    if stated.values.get("against") is not None and stated.values.keys() - {"against", "json"}:
         raise UserError("--against takes settings and machine from the run: pass no flag with it except --json")
-    refuse_without_effect(stated_by_flags(arguments), parsed.train)
-    return parsed
+    default = PlanSettings(train=default_of(stated).changed(data=EMBEDDED_CORPUS))
+    settings = stated.build(PlanSettings, default)
+    refuse_without_effect(stated.written, settings.train)
+    return settings
 
 
 def describe(plan: "RunPlan") -> Iterator[str]:

@@ -2,21 +2,17 @@
 
 import dataclasses
 import json
-import re
-import shlex
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from tyro.conf import OmitArgPrefixes
+from typing import Any, TypeVar
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.schema import choices_of, flat_groups, options_of, settings_of, values_of
 from dist_transformer.config.wrong_names import nearest
 
 T = TypeVar("T")
-# OmitArgPrefixes[Group] is Annotated[Group, this].
-_FLAT = typing.get_args(OmitArgPrefixes[int])[1]
 
 OMIT_DEFAULT = {"omit_default": True}
 """Metadata of a field that is written only if it differs from its default.
@@ -42,21 +38,13 @@ def to_plain(config: Any) -> dict[str, Any]:
         value = _to_json(getattr(config, field.name))
         if _WRITTEN in field.metadata:
             value = field.metadata[_WRITTEN].get(value, value)
-        plain.update(value if field.name in _flat_groups(type(config)) else {field.name: value})
+        plain.update(value if field.name in flat_groups(type(config)) else {field.name: value})
     return plain
 
 
 def omitted_defaults(kind: type) -> dict[str, Any]:
     """Return the defaults that files leave out, by dotted name, such as `model.attention`."""
-    hints, found = typing.get_type_hints(kind), dict[str, Any]()
-    for field in dataclasses.fields(kind):
-        if field.metadata.get("omit_default"):
-            found[field.name] = _to_json(field.default)
-        elif dataclasses.is_dataclass(hints[field.name]):
-            place = "" if field.name in _flat_groups(kind) else f"{field.name}."
-            inner = omitted_defaults(typing.cast(type, hints[field.name]))
-            found.update({f"{place}{name}": value for name, value in inner.items()})
-    return found
+    return {each.name: _to_json(each.default) for each in settings_of(kind) if each.metadata.get("omit_default")}
 
 
 def flat_settings(config: Any) -> dict[str, int | float | str]:
@@ -64,17 +52,12 @@ def flat_settings(config: Any) -> dict[str, int | float | str]:
 
     An optional setting is a string in every run, so that runs can be compared by it.
     """
-    found: dict[str, int | float | str] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            place = "" if field.name in _flat_groups(type(config)) else f"{field.name}."
-            found.update({f"{place}{name}": inner for name, inner in flat_settings(value).items()})
-        elif isinstance(value, int | float) and not isinstance(value, bool) and field.default is not None:
-            found[field.name] = value
-        else:
-            found[field.name] = _as_text(value)
-    return found
+    values = values_of(config)
+    numbers = {each.name for each in settings_of(type(config)) if each.default is not None}
+    return {
+        name: value if type(value) in (int, float) and name in numbers else _as_text(value)
+        for name, value in values.items()
+    }
 
 
 def _as_text(value: Any) -> str:
@@ -83,32 +66,6 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def hints_of_settings(kind: type) -> dict[str, Any]:
-    """Return the type hint of every setting of a dataclass, by dotted name, such as `model.width`."""
-    hints, flat = typing.get_type_hints(kind), _flat_groups(kind)
-    found: dict[str, Any] = {}
-    for name, hint in hints.items():
-        if dataclasses.is_dataclass(hint):
-            place = "" if name in flat else f"{name}."
-            found |= {f"{place}{inner}": each for inner, each in hints_of_settings(typing.cast(type, hint)).items()}
-        else:
-            found[name] = hint
-    return found
-
-
-def choices_of(hint: Any) -> list[Any]:
-    """List the values that a type hint names: those of Literal, also next to None."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    return [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
-
-
-def _flat_groups(kind: type) -> dict[str, type]:
-    """Find the fields of a dataclass that are groups without a prefix in flags and files."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    marked = {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
-    return {name: group for name, (group, *marks) in marked.items() if _FLAT in marks}
 
 
 def _to_json(value: Any) -> Any:
@@ -135,7 +92,7 @@ def from_plain(
     if not isinstance(values, dict):
         place = f"{inside[:-1]} in {where}" if inside else where
         raise UserError(f"{place} must hold an object of settings, not {values!r:.60}: {remedy}")
-    hints, groups = typing.get_type_hints(kind), _flat_groups(kind)
+    hints, groups = typing.get_type_hints(kind), flat_groups(kind)
     of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in groups.items()}
     unknown = sorted(set(values).difference(hints.keys() - groups.keys(), *of_groups.values()))
     if unknown:
@@ -143,13 +100,12 @@ def from_plain(
             f"{where} has the unknown setting {inside + unknown[0]!r:.60}: remove it, or use the version that wrote "
             "the file"
         )
-    own = {name: value for name, value in values.items() if name in hints}
-    for field in dataclasses.fields(typing.cast(Any, kind)):
-        if type(own.get(field.name)) is bool and _WRITTEN in field.metadata:
-            own[field.name] = next(
-                name for name, switch in field.metadata[_WRITTEN].items() if switch == own[field.name]
-            )
-    arguments = {name: _plain_value(hints[name], value, inside + name, where, remedy) for name, value in own.items()}
+    marks = {field.name: field.metadata for field in dataclasses.fields(typing.cast(Any, kind))}
+    arguments = {
+        name: value_of_json(hints[name], value, inside + name, where, remedy, metadata=marks[name])
+        for name, value in values.items()
+        if name in hints
+    }
     for name, group in groups.items():
         arguments[name] = from_plain(
             group, {key: values[key] for key in of_groups[name] & values.keys()}, where, inside=inside, remedy=remedy
@@ -162,22 +118,39 @@ def from_plain(
         raise UserError(f"{where} is incomplete ({error}): write the file again") from None
 
 
-def _plain_value(hint: Any, value: Any, name: str, where: str, remedy: str) -> Any:
-    """Convert the JSON value of the setting `name` in the file `where` to the type of its field."""
+def value_of_json(
+    hint: Any,
+    value: Any,
+    name: str,
+    where: str,
+    remedy: str = "correct it",
+    *,
+    metadata: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Any:
+    """Convert the JSON value of the setting `name` in the file `where` to the type of its field.
+
+    Args:
+        metadata: that of the field.
+
+    Raises:
+        UserError: it is of another type.
+    """
+    if type(value) is bool and _WRITTEN in metadata:
+        return next(named for named, switch in metadata[_WRITTEN].items() if switch == value)
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast(type, hint), value, where, inside=f"{name}.", remedy=remedy)
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    kinds = options if origin in (types.UnionType, typing.Union) else (hint,)
+    kinds = options_of(hint)
     choices = choices_of(hint)
-    if value in choices:
-        return value
-    if origin is tuple and isinstance(value, list):
-        return tuple(_plain_value(options[0], item, f"{name}[{at}]", where, remedy) for at, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {key: _plain_value(options[1], item, f"{name}[{key!r}]", where, remedy) for key, item in value.items()}
+    inner = {typing.get_origin(kind): typing.get_args(kind) for kind in kinds}
+    if tuple in inner and isinstance(value, list):
+        kind = inner[tuple][0]
+        return tuple(value_of_json(kind, item, f"{name}[{at}]", where, remedy) for at, item in enumerate(value))
+    if dict in inner and isinstance(value, dict):
+        kind = inner[dict][1]
+        return {key: value_of_json(kind, item, f"{name}[{key!r}]", where, remedy) for key, item in value.items()}
     if Path in kinds and isinstance(value, str):
         return Path(value)
-    if type(value) in kinds or (float in kinds and type(value) is int):
+    if value in choices or type(value) in kinds or (float in kinds and type(value) is int):
         return value
     wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
     near = nearest(str(value), map(str, choices))
@@ -203,37 +176,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _instead_of_json(path: Path, content: bytes, error: ValueError) -> str:
-    """Describe a file that is not JSON, and the remedy: people keep settings in YAML and TOML, too."""
-    lines = (line.strip() for line in content.decode("utf-8", "replace").splitlines())
-    first = next((line for line in lines if line and not line.startswith(("#", "---", "%"))), "")
-    if path.suffix in (".yaml", ".yml") or re.match(r"[\w.-]+\s*:(\s|$)", first):
-        form, module, load = "YAML", "yaml", "yaml.safe_load(sys.stdin)"
-    elif path.suffix == ".toml" or re.match(r"\[+[\w.\"-]+\]+$|[\w.-]+\s*=\s*\S", first):
-        form, module, load = "TOML", "tomllib", "tomllib.loads(sys.stdin.read())"
-    else:
-        return f"cannot be read as JSON ({error}): restore or rewrite it"
-    code = f"import json, sys, {module}; print(json.dumps({load}, indent=1))"
-    words = shlex.join(["python", "-c", code])
-    return f"is {form}, not JSON: convert it with {words} < {shlex.quote(str(path))} > {shlex.quote(path.stem)}.json"
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Raises:
         UserError: the file is missing or is not a JSON object.
     """
-    content = b""
     try:
-        content = path.read_bytes()
-        values = parse_json(content)
+        values = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
-    except ValueError as error:
-        raise UserError(f"{path} {_instead_of_json(path, content, error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
     return values

@@ -7,8 +7,6 @@ that implement them register the code. A module outside the package may register
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import tyro
-
 from dist_transformer.config.wrong_names import nearest
 
 T = TypeVar("T")
@@ -63,10 +61,6 @@ class Registry(Generic[F]):
         entry = self._entries[name]
         assert entry is not None, f"the module that implements {name!r} is not imported"
         return entry
-
-    def as_choices(self) -> Any:
-        """Return an annotation of the setting, with which --help lists the names that are registered."""
-        return tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; one of {', '.join(self.names)})")
 
 
 SCHEDULES: Registry[Callable[..., float]] = Registry("schedule", "noam", "inverse_sqrt", "cosine", "constant")

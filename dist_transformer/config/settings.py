@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes
-
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import Measure, require_measurable
 from dist_transformer.config.plain import OMIT_DEFAULT, written
@@ -22,6 +20,7 @@ from dist_transformer.config.requirements import (
     require_not_negative,
     require_positive,
 )
+from dist_transformer.config.schema import FLAT
 from dist_transformer.config.timeouts import TimeoutConfig
 
 EMBEDDED_CORPUS = ("embedded corpus",)
@@ -59,9 +58,9 @@ class ModelConfig:
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
     norm_epsilon: float = field(default=1e-5, metadata=OMIT_DEFAULT)
     """Added to the variance in LayerNorm; Marian has 1e-6."""
-    positions: Annotated[str, POSITIONS.as_choices()] = "sinusoidal"
+    positions: Annotated[str, POSITIONS] = "sinusoidal"
     """sinusoidal: those of the paper; sinusoidal_t2t: those of tensor2tensor, fairseq and Marian; learned: a table."""
-    attention: Annotated[str, ATTENTIONS.as_choices()] = field(default="softmax", metadata=OMIT_DEFAULT)
+    attention: Annotated[str, ATTENTIONS] = field(default="softmax", metadata=OMIT_DEFAULT)
     """softmax: as in the paper; registered variants change its scores."""
     max_positions: int = 1024
     """Longest sentence in tokens."""
@@ -191,7 +190,7 @@ class BatchConfig:
 class OptimizerConfig:
     """Adam and its learning rate (section 5.3)."""
 
-    schedule: Annotated[str, SCHEDULES.as_choices()] = "noam"
+    schedule: Annotated[str, SCHEDULES] = "noam"
     """noam: lr_scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
     inverse_sqrt falls with step^-0.5, cosine falls along half a cosine to min_lr at max_steps, constant stays."""
     warmup_steps: int = 4000
@@ -309,11 +308,11 @@ class ValidationConfig:
 class TrainConfig:
     """Settings of a training run.
 
-    In flags and in config.json, settings of groups that are marked `OmitArgPrefixes` have no prefix. `TrainConfig.of`
+    In flags and in config.json, settings of groups that are marked `FLAT` have no prefix. `TrainConfig.of`
     and `changed` take every setting by the name of its flag.
     """
 
-    corpora: OmitArgPrefixes[DataConfig]
+    corpora: Annotated[DataConfig, FLAT]
     run_dir: Path
     """Run folder; training resumes from its newest checkpoint."""
     deepspeed_config: Path | None = None
@@ -335,9 +334,9 @@ class TrainConfig:
     profile: str | None = field(default=None, metadata=OMIT_DEFAULT)
     """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
     seed: int = 1
-    checkpoints: OmitArgPrefixes[CheckpointConfig] = field(default_factory=CheckpointConfig)
-    validation: OmitArgPrefixes[ValidationConfig] = field(default_factory=ValidationConfig)
-    timeouts: OmitArgPrefixes[TimeoutConfig] = field(default_factory=TimeoutConfig)
+    checkpoints: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
+    validation: Annotated[ValidationConfig, FLAT] = field(default_factory=ValidationConfig)
+    timeouts: Annotated[TimeoutConfig, FLAT] = field(default_factory=TimeoutConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

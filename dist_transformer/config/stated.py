@@ -1,10 +1,9 @@
 """Checks of what a user states: repetitions, and settings without effect."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import refuse_secrets
@@ -98,18 +97,6 @@ def refuse_repeated(words: Sequence[str]) -> None:
     twice = next((flag for flag, name in zip(flags, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{twice} appears twice: pass it once, with all its values")
-
-
-def stated_by_flags(words: Iterable[str]) -> dict[str, str]:
-    """Map the settings that a command line states, such as `optimizer.peak_lr`, to their flags."""
-    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    return {plain_name(flag).replace("-", "_"): flag for flag in flags}
-
-
-def stated_by_values(values: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Map the settings in plain values, as in config.json, to their names after `where`."""
-    inner = [f"{name}.{key}" for name, value in values.items() if isinstance(value, Mapping) for key in value]
-    return {name: f"{name} in {where}" for name in (*values, *inner)}
 
 
 def refuse_without_effect(stated: Mapping[str, str], config: TrainConfig) -> None:

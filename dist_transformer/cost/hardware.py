@@ -21,6 +21,41 @@ LINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """The machines of the run."""
+
+    nodes: int = 1
+    """Number of machines."""
+    gpus: int = 1
+    """GPUs per node, one process each; with --gpu cpu, processes per node."""
+    gpu: str = "h100"
+    """Kind of GPU; an unknown name lists the known ones. cpu: predict memory only."""
+    network_gbit: float | None = None
+    """Network of a node in Gbit/s, one way; default: that of the GPU maker's server."""
+    job_hours: float = 24.0
+    """Longest job in hours that the scheduler allows."""
+    mfu: float = MFU
+    """Assumed share of the GPU's peak that training reaches."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus", "job_hours", "network_gbit"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name} is {value}: it must be above 0")
+        if not 0 < self.mfu <= 1:
+            raise UserError(f"mfu is {self.mfu}: it must be a share of the peak, above 0 and at most 1")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus
+
+    @property
+    def is_one_gpu(self) -> bool:
+        """Whether nothing is described but a single GPU and its share of the peak."""
+        return self == Cluster(gpu=self.gpu, mfu=self.mfu)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuKind:
     memory_gib: float
     bf16_tflops: float | None

@@ -13,12 +13,12 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import ModelConfig, TrainConfig
-from dist_transformer.cost.hardware import CPU, kind_of_device
+from dist_transformer.cost.hardware import CPU, Cluster, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.preflight.plan import Cluster, RunPlan, Workload, look_at_work
+from dist_transformer.preflight.plan import RunPlan, Workload, look_at_work
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of, read_records

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.costs import VOCAB_SIZE
-from dist_transformer.cost.hardware import MFU, GpuKind, gpu_kind
+from dist_transformer.cost.hardware import Cluster, GpuKind, gpu_kind
 from dist_transformer.cost.memory import (
     SENTENCE_TOKENS,
     Memory,
@@ -33,38 +32,6 @@ _SAMPLED_STEPS = 20
 _SMALLEST_PACK = 256
 # Bytes per parameter: a checkpoint holds fp32 weights and both moments, a weight file the weights only.
 _CHECKPOINT_BYTES, _WEIGHTS_BYTES = 12, 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
-    """The machines of the run."""
-
-    nodes: int = 1
-    gpus: int = 1
-    """GPUs per node; on CPUs, processes per node."""
-    gpu: str = "h100"
-    network_gbit: float | None = None
-    """Network of a node, one way; default: that of the GPU maker's server."""
-    job_hours: float = 24.0
-    """Longest job in hours that the scheduler allows."""
-    mfu: float = MFU
-
-    def __post_init__(self) -> None:
-        for name in ("nodes", "gpus", "job_hours", "network_gbit"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be above 0")
-        if not 0 < self.mfu <= 1:
-            raise UserError(f"--mfu is {self.mfu}: it must be a share of the peak, above 0 and at most 1")
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.gpus
-
-    @property
-    def is_one_gpu(self) -> bool:
-        """Whether nothing is described but a single GPU and its share of the peak."""
-        return self == Cluster(gpu=self.gpu, mfu=self.mfu)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,7 @@ HARMLESS = (
 
 @pytest.mark.parametrize("url", SECRETS)
 def test_a_secret_is_refused_and_not_shown(url: str) -> None:
-    for parse in (usable_path, lambda word: parse_training(["--run-dir", "r", word], prog="train")):
+    for parse in (usable_path, lambda word: parse_training(["--run-dir", "r", word])):
         with pytest.raises(UserError) as refused:
             parse(url)
         assert str(refused.value).startswith(f"{SECRETS[url]} holds a password, a query or a fragment, which may grant")

@@ -106,7 +106,7 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
     def train(command: list[object], **_: object) -> str:
         start = own_command("train")
         assert command[: len(start)] == start
-        trained.append(parse_training([str(word) for word in command[len(start) :]], prog="train")[0])
+        trained.append(parse_training([str(word) for word in command[len(start) :]])[0])
         return ""
 
     monkeypatch.setattr(Suite, "run", parse)

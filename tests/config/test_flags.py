@@ -24,7 +24,7 @@ HERE = ["--data", "d", "--run-dir", "r"]
 
 
 def parsed(*words: object) -> TrainConfig:
-    return parse_training([str(word) for word in words], prog="train")[0]
+    return parse_training([str(word) for word in words])[0]
 
 
 def written(path: Path, values: dict[str, Any]) -> Path:

@@ -10,9 +10,10 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
+from dist_transformer.cost.hardware import Cluster
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.preflight.measured import Comparison, compare, read_run
-from dist_transformer.preflight.plan import Cluster, plan_run
+from dist_transformer.preflight.plan import plan_run
 
 
 @pytest.fixture

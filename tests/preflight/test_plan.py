@@ -8,9 +8,10 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
+from dist_transformer.cost.hardware import Cluster
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.preflight.plan import Cluster, RunPlan, plan_run, what_would_fit
+from dist_transformer.preflight.plan import RunPlan, plan_run, what_would_fit
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 

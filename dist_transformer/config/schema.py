@@ -1,0 +1,183 @@
+"""The settings of a dataclass: what flags, files of settings, keywords of Python and help pages are made from."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from dist_transformer.base.errors import UserError
+
+T = TypeVar("T")
+
+FLAT = "flat"
+"""Mark of a group whose settings have no prefix in flags and files: `Annotated[Group, FLAT]`."""
+
+
+def setting(default: Any = dataclasses.MISSING, **special: Any) -> Any:
+    """Declare a field of settings whose flag has something of its own.
+
+    Args:
+        special: `flag`, its name if it is not that of the field; `position=True` if it may be given without its flag;
+            `alone`, its value if the flag has none; `commas=True` if its values are one word, separated by commas;
+            `python_only=True` if neither a flag nor a file can state it.
+    """
+    return dataclasses.field(default=default, metadata=special)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A field of settings."""
+
+    name: str
+    """Name with its groups, such as `model.width`."""
+    hint: Any
+    marks: tuple[Any, ...]
+    default: Any
+    """Default, or `dataclasses.MISSING`."""
+    metadata: Mapping[str, Any]
+    owner: type
+    """Dataclass of the field."""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.metadata.get('flag', self.name)}".replace("_", "-")
+
+    @property
+    def is_list(self) -> bool:
+        return any(typing.get_origin(kind) is tuple for kind in options_of(self.hint))
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """Types of its value; for a list, those of each value."""
+        lists = [kind for kind in options_of(self.hint) if typing.get_origin(kind) is tuple]
+        return options_of(typing.get_args(lists[0])[0]) if lists else options_of(self.hint)
+
+    @property
+    def names(self) -> list[str]:
+        """Values that its type or its registry names."""
+        registered = (name for mark in self.marks for name in getattr(mark, "names", ()))
+        return [*map(str, choices_of(self.hint)), *registered]
+
+    @property
+    def text(self) -> str:
+        """Docstring of the field."""
+        name = self.name.rpartition(".")[2]
+        found = (_texts_of(kind).get(name) for kind in self.owner.__mro__[:-1])
+        return next(filter(None, found), "")
+
+
+def settings_of(kind: type, *, place: str = "") -> list[Setting]:
+    """List the settings of a dataclass and of its groups, in order.
+
+    Args:
+        place: what precedes the names.
+    """
+    hints, found = typing.get_type_hints(kind), list[Setting]()
+    marks = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        hint, marked = hints[field.name], getattr(marks[field.name], "__metadata__", ())
+        if dataclasses.is_dataclass(hint):
+            found += settings_of(typing.cast(type, hint), place=place if FLAT in marked else f"{place}{field.name}.")
+        elif not field.metadata.get("python_only"):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            found.append(
+                Setting(
+                    name=place + field.name,
+                    hint=hint,
+                    marks=marked,
+                    default=default,
+                    metadata=field.metadata,
+                    owner=kind,
+                )
+            )
+    return found
+
+
+def flat_groups(kind: type) -> dict[str, type]:
+    """Find the fields of a dataclass that are groups without a prefix in flags and files."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hint.__origin__ for name, hint in hints.items() if FLAT in getattr(hint, "__metadata__", ())}
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Return the value of every setting of a config by its name, such as `model.width`."""
+    found: dict[str, Any] = {}
+    flat = flat_groups(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            place = "" if field.name in flat else f"{field.name}."
+            found |= {f"{place}{name}": inner for name, inner in values_of(value).items()}
+        else:
+            found[field.name] = value
+    return found
+
+
+def build(kind: type[T], values: Mapping[str, Any], *, default: T | None = None, place: str = "") -> T:
+    """Build a dataclass from values by the names of its settings.
+
+    Args:
+        default: the values of all other settings; otherwise they have their own defaults.
+        place: what precedes the names.
+
+    Raises:
+        UserError: a value is out of range. The message begins with the name of its setting.
+    """
+    hints, flat, arguments = typing.get_type_hints(kind), flat_groups(kind), dict[str, Any]()
+    for field in dataclasses.fields(typing.cast(Any, kind)):
+        name, group = place + field.name, typing.cast(type, hints[field.name])
+        before = getattr(default, field.name, dataclasses.MISSING)
+        if dataclasses.is_dataclass(group):
+            inner = place if field.name in flat else f"{name}."
+            arguments[field.name] = build(group, values, default=None if default is None else before, place=inner)
+        elif name in values or before is not dataclasses.MISSING:
+            arguments[field.name] = values.get(name, before)
+    try:
+        return kind(**arguments)
+    except UserError as error:
+        named = str(error).partition(" ")[0] in arguments
+        raise UserError(f"{place if named else ''}{error}") from None
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """List the types of a union, or the type alone."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def choices_of(hint: Any) -> list[Any]:
+    """List the values that a type hint names: those of Literal, also next to others."""
+    return [
+        choice for kind in options_of(hint) if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)
+    ]
+
+
+def summary_of(kind: type) -> str:
+    """Return the first paragraph of a dataclass's docstring."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+
+
+def _texts_of(kind: type) -> dict[str, str]:
+    return _texts_in(inspect.getfile(kind)).get(kind.__name__, {})
+
+
+@functools.cache
+def _texts_in(file: str) -> dict[str, dict[str, str]]:
+    """Read the docstrings of the fields of each class in a file of Python; Python itself does not keep them."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    return {
+        node.name: {
+            field.target.id: " ".join(text.value.value.split())
+            for field, text in itertools.pairwise(node.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        }
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
