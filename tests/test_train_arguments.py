@@ -93,14 +93,10 @@ def test_an_unknown_variant_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("missing", ["--data", "--run-dir"])
-def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folders_are_required(missing: str) -> None:
     at = FOLDERS.index(missing)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(UserError, match=f"^pass {missing}: "):
         settings(["--preset", "tiny", *FOLDERS[:at], *FOLDERS[at + 2 :]])
-    assert stopped.value.code == 2
-    output = capsys.readouterr()
-    assert missing in output.err
-    assert output.out == ""
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,7 @@ def test_the_folders_are_required(missing: str, capsys: pytest.CaptureFixture[st
         ("--compile", "--compile needs a value: choose one of auto, on, off"),
         ("--precision fp16", "--precision fp16 is unknown: did you mean bf16?"),
         ("--preset bsae", "--preset bsae is unknown: did you mean base?"),
-        ("--xyz 3", "--xyz is not a flag here: see train --help"),
+        ("--xyz 3", "--xyz is not a flag here: see "),
         # An abbreviation of --preset is no way to set it.
         ("--pres tiny", "--pres is not a flag here: did you mean --preset?"),
         ("--width 3 --model.head 2", "for --width use --model.width; for --model.head use --model.heads"),
@@ -124,22 +120,20 @@ def test_a_wrong_flag_is_refused_by_name(flags: str, said: str) -> None:
     assert said in str(refused.value)
 
 
-def test_a_wrong_number_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+def test_a_wrong_number_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"^--max-steps is 'many': it must be a whole number$"):
         settings([*FOLDERS, "--max-steps", "many"])
-    assert stopped.value.code == 2
-    assert "--max-steps" in capsys.readouterr().err
 
 
 def test_validation_speaks_through_the_command_line() -> None:
-    with pytest.raises(UserError, match=r"^packs_per_step is 0: it must be above 0$"):
+    with pytest.raises(UserError, match=r"^--batch.packs-per-step is 0: it must be above 0$"):
         settings([*FOLDERS, "--batch.packs-per-step", "0"])
 
 
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UserError,
-        match=r"^schedule is 'linear': pass the file that registers this schedule with --import .* noam, inverse_sqrt",
+        match=r"^--optimizer.schedule is 'linear': pass the file that registers this schedule with --import .* noam, inverse_sqrt",
     ):
         settings([*FOLDERS, "--optimizer.schedule", "linear"])
 
@@ -150,13 +144,17 @@ def test_what_deepspeeds_launcher_adds_is_accepted(flag: list[str]) -> None:
 
 
 def test_help_names_presets_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        settings(["--preset", "tiny", "--help"])
-    assert stopped.value.code == 0
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--preset" in text
-    assert "--variant {base, A1," in text
-    assert "big_large_batch" in text
-    assert "Most target tokens per pack; longer sentences are left out. (default: 1024)" in text
-    assert "Steps between checkpoints. (default: 100)" in text
-    assert "(default: inverse_sqrt; one of noam, inverse_sqrt, cosine, constant)" in text
+    """The short help has the most used flags, the other one all."""
+    texts = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stopped:
+            settings(["--preset", "tiny", flag])
+        assert stopped.value.code == 0
+        texts[flag] = " ".join(capsys.readouterr().out.split())
+        assert "Name of the preset, in the table above (default: tiny; one of tiny, multi30k" in texts[flag]
+        assert "Steps between checkpoints (default: 100)" in texts[flag]
+    assert "--help-all show all" in texts["--help"]
+    assert "--variant" not in texts["--help"]
+    for text in ("one of base, A1,", "Most target tokens per pack; longer sentences are left out (default: 1024)"):
+        assert text in texts["--help-all"]
+    assert "(default: inverse_sqrt; one of noam, inverse_sqrt, cosine, constant)" in texts["--help-all"]

@@ -29,7 +29,7 @@ class Start:
     """Where the settings come from."""
 
     preset: Annotated[str, SimpleNamespace(names=tuple(PRESETS))] = "base"
-    """Name of the defaults of all settings, in the table above."""
+    """Name of the preset, in the table above."""
     variant: Annotated[str, SimpleNamespace(names=tuple(VARIANTS))] = "base"
     """Row of the paper's Table 3, which changes the preset as it changes the paper's base model."""
 

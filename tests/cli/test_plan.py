@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arg
 def test_flags_of_training_are_taken() -> None:
     flags = ["--batch.packs-per-step", "16", "--save-every", "7"]
     found = parse_arguments(["--preset", "big", "--variant", "C2", "--nodes", "2", *flags])
-    assert (found.nodes, found.train.batch.packs_per_step, found.train.checkpoints.save_every) == (2, 16, 7)
+    assert (found.cluster.nodes, found.train.batch.packs_per_step, found.train.checkpoints.save_every) == (2, 16, 7)
     # Four of base's six layers.
     assert (found.train.model.width, found.train.model.encoder_layers) == (1024, 4)
     assert found.train.corpora.data == EMBEDDED_CORPUS

@@ -121,11 +121,11 @@ def test_more_processes_than_packs_are_refused_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ({"nodes": 0}, "--nodes is 0: it must be above 0"),
-        ({"gpus": -1}, "--gpus is -1"),
-        ({"job_hours": 0.0}, "--job-hours is 0.0"),
-        ({"mfu": 40.0}, "--mfu is 40.0: it must be a share of the peak, above 0 and at most 1"),
-        ({"network_gbit": 0.0}, "--network-gbit is 0.0"),
+        ({"nodes": 0}, "nodes is 0: it must be above 0"),
+        ({"gpus": -1}, "gpus is -1"),
+        ({"job_hours": 0.0}, "job_hours is 0.0"),
+        ({"mfu": 40.0}, "mfu is 40.0: it must be a share of the peak, above 0 and at most 1"),
+        ({"network_gbit": 0.0}, "network_gbit is 0.0"),
     ],
 )
 def test_wrong_numbers_are_refused_by_name(cluster: dict[str, Any], message: str) -> None:
