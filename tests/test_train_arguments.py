@@ -133,7 +133,7 @@ def test_validation_speaks_through_the_command_line() -> None:
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UserError,
-        match=r"^--optimizer.schedule is 'linear': pass the file that registers this schedule with --import .* noam, inverse_sqrt",
+        match=r"^--optimizer.schedule is 'linear': pass the file that registers this schedule .* noam, inverse_sqrt",
     ):
         settings([*FOLDERS, "--optimizer.schedule", "linear"])
 

@@ -89,7 +89,7 @@ def test_a_run_has_the_architecture_of_its_model(tmp_path: Path) -> None:
         ),
         (
             *("a.json", '{"max_tokens": 4096, "update_freq": [4]}'),
-            r"a\.json, line 1, max_tokens, update_freq are not settings here: for .* use batch\.target_tokens_per_step, .* as ",
+            r"line 1, max_tokens, update_freq are not settings here: for .* use batch\.target_tokens_per_step, .* as ",
         ),
         ("a.toml", "[training]\nbatch_size = 3", r"a\.toml, training\.batch_size is not a setting here: use batch\."),
         (
