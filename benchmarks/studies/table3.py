@@ -26,12 +26,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.studies.paper_figures import PAPER, changes
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import sha256_of
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import read_json, to_plain
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.config.table3 import VARIANTS, apply_variant, changes, find_variant
+from dist_transformer.config.table3 import VARIANTS, apply_variant
 from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import Transformer
@@ -49,7 +51,7 @@ def main() -> None:
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name} is {getattr(arguments, name)}: it must be above 0")
     for row in arguments.rows:
-        find_variant(row)
+        apply_variant(PRESETS["base"], row)
     if arguments.flags_of is not None:
         print("\n".join(train_flags(arguments.flags_of, arguments)))
         return
@@ -214,11 +216,11 @@ def compare(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[di
         rows: finished rows; the first is base.
         others: base with other seeds.
     """
-    base = VARIANTS["base"].paper
+    base = PAPER["base"]
     mean, noise = bleu_of_base(rows, others)
     compared = []
     for row in rows:
-        paper = VARIANTS[row["row"]].paper
+        paper = PAPER[row["row"]]
         ours, theirs = row["bleu"] - mean, round(paper.bleu - base.bleu, 1)
         figures = {"bleu_difference": ours, "paper_bleu_difference": theirs}
         agrees = None if row["row"] == "base" else direction(ours, theirs, threshold=2 * noise)

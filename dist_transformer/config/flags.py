@@ -1,7 +1,6 @@
 """The command line of training: preset, variant, settings from a file, and one flag per setting."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from dist_transformer.config.architecture import with_architecture
 from dist_transformer.config.command_line import Page, Stated, read_words
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.schema import Setting, settings_of, values_of
-from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
+from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 
@@ -108,9 +107,8 @@ def default_of(stated: Stated) -> TrainConfig:
 
 def _description() -> str:
     rows = "\n".join(_preset_row(name, config) for name, config in PRESETS.items())
-    head = f"  {'preset':15} {'layers':>6} {'d_model':>7} {'params':>6} {'steps':>8}  trained on, for"
-    return f"""Train a Transformer. --preset sets the defaults of all other settings (params: without the embeddings,
-which add d_model for each entry of the vocabulary):
+    head = f"  {'preset':15} {'layers':>6} {'d_model':>7} {'steps':>8}  trained on, for"
+    return f"""Train a Transformer. --preset sets the defaults of all other settings (`plan` counts the parameters):
 
 {head}
 {rows}
@@ -135,20 +133,4 @@ _MEANT_FOR = {
 def _preset_row(name: str, config: TrainConfig) -> str:
     model = config.model
     layers = f"{model.encoder_layers}+{model.decoder_layers}"
-    size = f"{parameters(model, vocab_size=0) / 1e6:,.1f}M"
-    return f"  {name:15} {layers:>6} {model.width:>7} {size:>6} {config.max_steps:>8,}  {_MEANT_FOR[name]}"
-
-
-def parameters(model: ModelConfig, *, vocab_size: int) -> int:
-    """Count the parameters of a model of one vocabulary without building it.
-
-    They are those of embeddings, attention, feed-forward layers and norms.
-    """
-    inner = model.heads * model.attention_head_width
-    attention = 4 * model.width * inner + 3 * inner + model.width
-    feed_forward = 2 * model.width * model.ffn_width + model.ffn_width + model.width
-    norm = 2 * model.width
-    encoder = model.encoder_layers * (attention + feed_forward + 2 * norm)
-    decoder = model.decoder_layers * (2 * attention + feed_forward + 3 * norm)
-    matrices = {"all": 1, "target": 2, "none": 3}[model.tie_embeddings]
-    return math.prod((matrices, vocab_size, model.width)) + vocab_size * model.output_bias + encoder + decoder
+    return f"  {name:15} {layers:>6} {model.width:>7} {config.max_steps:>8,}  {_MEANT_FOR[name]}"

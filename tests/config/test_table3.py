@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.studies.paper_figures import PAPER, changes
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.config.table3 import VARIANTS, apply_variant, changes
+from dist_transformer.config.table3 import VARIANTS, apply_variant
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 
@@ -37,7 +38,7 @@ PAPER_SETTINGS = {
     "E": (6, 512, 2048, 8, 64, 0.1, 0.1, 100),
     "big": (6, 1024, 4096, 16, 64, 0.3, 0.1, 300),
 }
-WITH_PARAMETERS = [row for row, variant in VARIANTS.items() if variant.paper.parameters is not None]
+WITH_PARAMETERS = [row for row, figures in PAPER.items() if figures.parameters is not None]
 ATTENTIONS = 6 + 2 * 6
 
 
@@ -72,13 +73,13 @@ def test_full_size_settings_are_the_papers(row: str) -> None:
 @pytest.mark.parametrize("row", WITH_PARAMETERS)
 def test_parameters_are_near_the_papers_column(row: str) -> None:
     """At a vocabulary of 37,000: within 7% (row C1, of which the embedding is more than half), base within 3%."""
-    assert millions(row, 37_000) == pytest.approx(VARIANTS[row].paper.parameters, rel=0.03 if row == "base" else 0.07)
+    assert millions(row, 37_000) == pytest.approx(PAPER[row].parameters, rel=0.03 if row == "base" else 0.07)
 
 
 @pytest.mark.parametrize("row", [row for row in WITH_PARAMETERS if row != "big"])
 def test_the_papers_column_is_that_of_a_vocabulary_of_41_000(row: str) -> None:
     """All rows but big then agree to the last digit that the paper prints: what differs above is the embedding."""
-    assert VARIANTS[row].paper.parameters == round(millions(row, 41_000))
+    assert PAPER[row].parameters == round(millions(row, 41_000))
 
 
 def test_no_row_without_a_printed_count_has_another_size() -> None:
