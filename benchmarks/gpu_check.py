@@ -32,7 +32,7 @@ from dist_transformer.base.errors import UserError
 PARTS = ("data", "tests", "kernels", "step", "train", "decode", "bleu", "peers")
 Results = Iterator[tuple[str, dict[str, Any]]]
 _NEEDED = ("torch", "numpy", "pyarrow", "tokenizers", "safetensors", "sacrebleu", "tqdm", "matplotlib")
-_USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2", "pytest", "hypothesis", "tyro")
+_USEFUL = ("deepspeed", "transformers", "accelerate", "datasets", "ctranslate2", "pytest", "hypothesis")
 _PART_SECONDS = 8 * 60
 _VOCAB_SIZE = 37_000
 _MINUTES = 4

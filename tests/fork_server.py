@@ -28,7 +28,6 @@ LIBRARIES = (
     "tensorboard.summary.writer.record_writer",
     "torch._dynamo",
     "torch.utils.tensorboard.summary",
-    "tyro",
     "dist_transformer.averaging.sweep",
     "dist_transformer.data.prepare.pipeline",
     "dist_transformer.preflight.preflight",

@@ -128,7 +128,6 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
         "tokenizers",
         "safetensors.torch",
         "sacrebleu",
-        "tyro",
         "tqdm",
         "pyarrow",
         "numpy",

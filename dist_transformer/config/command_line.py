@@ -238,7 +238,9 @@ def _parser(known: Sequence[Setting]) -> argparse.ArgumentParser:
 
 def _add_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup, each: Setting, text: str = "") -> None:
     if bool in each.kinds:
-        parser.add_argument(each.flag, dest=each.name, action=argparse.BooleanOptionalAction, help=text)
+        # The help of what is off shows how it is switched on.
+        action = "store_true" if text and each.default is False else argparse.BooleanOptionalAction
+        parser.add_argument(each.flag, dest=each.name, action=action, help=text)
         return
     numbers = {int: "N", float: "X", Path: "PATH"}
     metavar = next((numbers[kind] for kind in each.kinds if kind in numbers), "NAME" if each.names else "TEXT")

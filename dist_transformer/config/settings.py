@@ -40,8 +40,11 @@ class ModelConfig:
     width: int = 512
     """d_model: width of the residual stream."""
     encoder_layers: int = 6
+    """Layers of the encoder."""
     decoder_layers: int = 6
+    """Layers of the decoder."""
     heads: int = 8
+    """Heads of each attention."""
     head_width: int | None = None
     """d_k = d_v; default: width / heads."""
     ffn_width: int = 2048
@@ -194,6 +197,7 @@ class OptimizerConfig:
     """noam: lr_scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
     inverse_sqrt falls with step^-0.5, cosine falls along half a cosine to min_lr at max_steps, constant stays."""
     warmup_steps: int = 4000
+    """Steps of the linear rise of the learning rate."""
     lr_scale: float = 1.0
     """Factor on the noam learning rate; refused with the other schedules."""
     peak_lr: float = 1e-3
@@ -201,13 +205,17 @@ class OptimizerConfig:
     min_lr: float = field(default=0.0, metadata=OMIT_DEFAULT)
     """Lowest learning rate after the warm-up, for every schedule."""
     beta1: float = 0.9
+    """Decay of the mean of gradients."""
     beta2: float = 0.98
+    """Decay of the mean of squared gradients."""
     epsilon: float = 1e-9
+    """Added to the root of the mean of squared gradients."""
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW), on matrices only."""
     max_grad_norm: float = 0.0
     """Clip the gradient to this norm; 0: no clipping, as in the paper."""
     label_smoothing: float = 0.1
+    """Share of the target probability that is spread over the vocabulary."""
     rdrop_alpha: float = field(default=0.0, metadata=OMIT_DEFAULT)
     """R-Drop (Liang et al. 2021, who use 5): compute each sentence twice, under two dropout masks, and add alpha / 2
     times the mean KL divergence of both outputs to the mean loss. It doubles the work of a step; 0: off."""
@@ -334,6 +342,7 @@ class TrainConfig:
     profile: str | None = field(default=None, metadata=OMIT_DEFAULT)
     """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
     seed: int = 1
+    """Seed of the first weights, the dropout masks and the order of the data."""
     checkpoints: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
     validation: Annotated[ValidationConfig, FLAT] = field(default_factory=ValidationConfig)
     timeouts: Annotated[TimeoutConfig, FLAT] = field(default_factory=TimeoutConfig)

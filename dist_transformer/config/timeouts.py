@@ -7,7 +7,7 @@ from dist_transformer.config.requirements import require_not_negative, require_p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeoutConfig:
-    """Timeouts: how long each part of a job may make no progress, and how long the job may take."""
+    """Timeouts: how long parts of a job may make no progress, and the job take."""
 
     timeout_minutes: float = 0.0
     """End the job without progress for so long; 0: 20 times its slowest recent step, at least 5 and at most 30."""

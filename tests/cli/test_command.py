@@ -145,7 +145,7 @@ def test_modules_of_the_current_folder_do_not_run(tmp_path: Path) -> None:
         text=True,
     )
     own = {name.partition(".")[0] for name in done.stdout.split()}
-    libraries = {"torch", "deepspeed", "numpy", "tokenizers", "datasets", "sacrebleu", "tyro", "safetensors", "pyarrow"}
+    libraries = {"torch", "deepspeed", "numpy", "tokenizers", "datasets", "sacrebleu", "safetensors", "pyarrow"}
     for name in {*sys.stdlib_module_names, *libraries} - own:
         (tmp_path / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')\n")
     module, program = [sys.executable, "-m", "dist_transformer"], installed_program("dist-transformer")
