@@ -124,6 +124,7 @@ def build(kind: type[T], values: Mapping[str, Any], *, default: T | None = None,
     """Build a dataclass from values by the names of its settings.
 
     Args:
+        values: those of a group may also be a whole group; names of no setting are passed over.
         default: the values of all other settings; otherwise they have their own defaults.
         place: what precedes the names.
 
@@ -134,7 +135,7 @@ def build(kind: type[T], values: Mapping[str, Any], *, default: T | None = None,
     for field in dataclasses.fields(typing.cast(Any, kind)):
         name, group = place + field.name, typing.cast(type, hints[field.name])
         before = getattr(default, field.name, dataclasses.MISSING)
-        if dataclasses.is_dataclass(group):
+        if dataclasses.is_dataclass(group) and name not in values:
             inner = place if field.name in flat else f"{name}."
             arguments[field.name] = build(group, values, default=None if default is None else before, place=inner)
         elif name in values or before is not dataclasses.MISSING:

@@ -5,7 +5,7 @@ its folder. The docstrings of the fields are the texts of --help.
 """
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ from dist_transformer.config.requirements import (
     require_not_negative,
     require_positive,
 )
-from dist_transformer.config.schema import FLAT
+from dist_transformer.config.schema import FLAT, build, settings_of
 from dist_transformer.config.timeouts import TimeoutConfig
 
 EMBEDDED_CORPUS = ("embedded corpus",)
@@ -374,8 +374,7 @@ class TrainConfig:
     @classmethod
     def of(cls, **settings: Any) -> "TrainConfig":
         """Build a config from settings by the names of their flags: `of(data=("data",), save_every=10, …)`."""
-        groups, rest = _by_group(settings)
-        return cls(**{name: kind(**groups.get(name, {})) for name, kind in FLAT_GROUPS.items()}, **rest)
+        return build(cls, _known(settings))
 
     @property
     def arithmetic(self) -> Literal["bf16", "fp32"]:
@@ -384,27 +383,15 @@ class TrainConfig:
 
     def changed(self, **settings: Any) -> "TrainConfig":
         """Return a config with other values for some settings, which are given by the names of their flags."""
-        groups, rest = _by_group(settings)
-        return replace(self, **{name: replace(getattr(self, name), **group) for name, group in groups.items()}, **rest)
+        return build(TrainConfig, _known(settings), default=self)
 
 
 RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed", "threads")
 """Entries of a run's config.json other than the settings."""
 
-FLAT_GROUPS: dict[str, type] = {
-    "corpora": DataConfig,
-    "checkpoints": CheckpointConfig,
-    "validation": ValidationConfig,
-    "timeouts": TimeoutConfig,
-}
-"""Groups of settings without a prefix in flags and in config.json."""
-_GROUP_OF = {field_.name: name for name, kind in FLAT_GROUPS.items() for field_ in fields(kind)}
 
-
-def _by_group(settings: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Split settings by group; the rest belong to `TrainConfig` itself."""
-    groups: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        if name in _GROUP_OF:
-            groups.setdefault(_GROUP_OF[name], {})[name] = value
-    return groups, {name: value for name, value in settings.items() if name not in _GROUP_OF}
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in settings_of(TrainConfig)} | {"model", "batch", "optimizer"}
+    if wrong := settings.keys() - names:
+        raise TypeError(f"TrainConfig has no setting {', '.join(sorted(wrong))}")
+    return settings

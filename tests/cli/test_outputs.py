@@ -4,7 +4,6 @@ import argparse
 import importlib
 import signal
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,8 +12,9 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.command import COMMANDS, run
-from dist_transformer.cli.plan import Arguments
-from dist_transformer.config.settings import FLAT_GROUPS, TrainConfig
+from dist_transformer.cli.plan import PlanSettings
+from dist_transformer.config.schema import settings_of
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.run.outputs import claim_file, claim_folder
 
 # Of each command, what else it needs before it writes, and the input that its output could replace.
@@ -67,9 +67,10 @@ class ParsedError(Exception):
 def flags_of(command: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The flags of a command that take a path."""
     if command in ("train", "plan"):
-        kinds = [Arguments] if command == "plan" else [TrainConfig, *FLAT_GROUPS.values()]
-        found = [field for kind in kinds for field in fields(kind) if "Path" in str(field.type)]
-        return {f"--{field.name.replace('_', '-')}" for field in found}
+        flags = [
+            {each.flag for each in settings_of(kind) if Path in each.kinds} for kind in (PlanSettings, TrainConfig)
+        ]
+        return flags[1] if command == "train" else flags[0] - flags[1]
 
     def parse_args(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise ParsedError(parser)

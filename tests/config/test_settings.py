@@ -9,7 +9,8 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, read_json, to_plain
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import FLAT_GROUPS, BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.config.schema import flat_groups
+from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.training.engine.schedule import learning_rate
 from tests.conftest import ROOT, run_command
@@ -134,7 +135,7 @@ def test_every_field_that_holds_a_number_is_refused_when_negative() -> None:
             if field.type in (int, float, int | None):
                 with pytest.raises(UserError, match=f"^{field.name} is -1"):
                     kind(**{field.name: -1})
-    for kind in (TrainConfig, *FLAT_GROUPS.values()):
+    for kind in (TrainConfig, *flat_groups(TrainConfig).values()):
         for field in dataclasses.fields(kind):
             if field.type in (int, float, int | None):
                 with pytest.raises(UserError, match=f"^{field.name} is -1"):
@@ -149,7 +150,7 @@ def test_settings_of_groups_go_by_the_names_of_their_flags() -> None:
     assert config.seed == 1
     with pytest.raises(TypeError, match="save_evry"):
         config.changed(save_evry=1)
-    names = [field.name for kind in FLAT_GROUPS.values() for field in dataclasses.fields(kind)]
+    names = [field.name for kind in flat_groups(TrainConfig).values() for field in dataclasses.fields(kind)]
     assert len(names) == len(set(names))
     assert not set(names) & {field.name for field in dataclasses.fields(TrainConfig)}
 
@@ -157,7 +158,7 @@ def test_settings_of_groups_go_by_the_names_of_their_flags() -> None:
 def test_groups_lie_flat_in_files() -> None:
     plain = to_plain(PRESETS["tiny"])
     assert (plain["save_every"], plain["validate_every"], plain["timeout_minutes"]) == (100, 200, 0.0)
-    assert not FLAT_GROUPS.keys() & plain.keys()
+    assert not flat_groups(TrainConfig).keys() & plain.keys()
 
 
 def test_the_steps_of_a_profile_may_end_with_the_training() -> None:

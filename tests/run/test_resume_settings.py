@@ -12,7 +12,8 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.registry import ATTENTIONS
-from dist_transformer.config.settings import FLAT_GROUPS, TrainConfig
+from dist_transformer.config.schema import flat_groups
+from dist_transformer.config.settings import TrainConfig
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
 # Values where the rule for the type has no valid one.
@@ -50,7 +51,7 @@ def settings_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     types = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(inner := types[field.name]):
-            yield from settings_of(inner, "" if field.name in FLAT_GROUPS else f"{field.name}.")  # type: ignore[arg-type]
+            yield from settings_of(inner, "" if field.name in flat_groups(TrainConfig) else f"{field.name}.")  # type: ignore[arg-type]
         else:
             yield f"{prefix}{field.name}", inner
 
@@ -120,4 +121,4 @@ def test_a_setting_changed_on_resume_is_refused_by_name_or_effective(
 
 
 def vars_of(config: TrainConfig) -> list[Any]:
-    return [getattr(config, group) for group in FLAT_GROUPS]
+    return [getattr(config, group) for group in flat_groups(TrainConfig)]
