@@ -24,7 +24,6 @@ from dist_transformer.base.urls import is_url
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
@@ -42,6 +41,8 @@ def main() -> None:
     launchers = LauncherWatch()
     config, dry_run = parse_arguments()
     if not dry_run:
+        from dist_transformer.run.outputs import claim_folder
+
         inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from)
         claim_folder(config.run_dir, "--run-dir", inputs)
         claim_folder(config.corpora.cache_dir, "--cache-dir", (*inputs, config.run_dir))

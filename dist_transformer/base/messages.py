@@ -2,15 +2,10 @@
 
 import functools
 import json
-from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-from pydantic import TypeAdapter
-
 T = TypeVar("T")
-_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def pack(value: Any) -> bytes:
@@ -27,11 +22,21 @@ def unpack(content: bytes) -> Any:
 
 def as_kind(kind: type[T], value: Any) -> T:
     """Build a dataclass, or a list or tuple of them, from what `unpack` returned; what is one already stays."""
-    built: T = _adapter(kind).validate_python(value)
+    hashable: Any = kind
+    built: T = _adapter(hashable).validate_python(value)
     return built
 
 
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def _plain(value: Any) -> Any:
+    import numpy as np
+
     if is_dataclass(value) and not isinstance(value, type):
         return _adapter(type(value)).dump_python(value, mode="json", fallback=np.generic.item, warnings=False)
     return np.generic.item(value)

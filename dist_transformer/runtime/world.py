@@ -9,8 +9,6 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.messages import pack, unpack
 from dist_transformer.runtime.launch import free_port, load_mpi, mpi_tasks, needs_mpi, number_in, slurm_tasks
@@ -201,6 +199,8 @@ def gather_by_mpi(communicator: Any, value: T) -> list[T]:
         communicator: communicator of mpi4py, whose own `allgather` would send pickles.
         value: JSON value; `base.messages.pack` says what it changes.
     """
+    import numpy as np
+
     content = pack(value)
     sizes = np.empty(communicator.size, dtype=np.int64)
     communicator.Allgather(np.array([len(content)], dtype=np.int64), sizes)
