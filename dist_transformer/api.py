@@ -17,7 +17,7 @@ from typing import Any, Literal
 from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.averaging.comparison import compare_with_newest
 from dist_transformer.averaging.mean import average as write_mean
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, log_line
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.measures import Measure
@@ -60,7 +60,7 @@ def prepare(
     vocab_size: int | None = None,
     tokenizer: AnyPath | None = None,
     workers: int = 1,
-    report: Callable[[str], None] = print,
+    report: Callable[[str], None] = log_line,
     **settings: Any,
 ) -> DataIndex:
     """Make a data folder, as the command `prepare` does.
@@ -73,7 +73,7 @@ def prepare(
         vocab_size: entries, both languages together; required without `tokenizer`, a model folder or file. Two
             vocabularies have `source_vocab_size` and `target_vocab_size`, or `source_tokenizer` and `target_tokenizer`.
         workers: processes; with more than one, a script needs `if __name__ == "__main__":`.
-        report: called with lines about the text that was read, dropped and written.
+        report: called with lines about the text that was read, dropped and written; by default they are logged.
         settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `source_tags=("<2de>",)`.
 
     Returns:

@@ -15,6 +15,7 @@ import pytest
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from dist_transformer.base.errors import print_messages
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import deepspeed_command
 from tests.commands import Commands, Ended, environment_of
@@ -36,6 +37,12 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def printed_messages() -> None:
+    """Print the library's messages in every test, as commands do."""
+    print_messages()
 
 
 @pytest.fixture(scope="session")

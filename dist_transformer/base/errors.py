@@ -1,6 +1,7 @@
-"""Errors that a user can act on: one sentence that names the file or field and the remedy."""
+"""Errors that a user can act on, in one sentence that names file or field and remedy, and messages of the library."""
 
 import errno
+import logging
 import os
 import re
 import sys
@@ -20,6 +21,9 @@ _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 # Start of the text of an OSError; the words after it say the same.
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
+
+logger = logging.getLogger("dist_transformer")
+"""Logger of the library's messages: commands print them, and other programs configure it by `logging`."""
 
 _PACKAGE = Path(__file__).parents[1]
 _TRACEBACK = "--traceback"
@@ -74,6 +78,30 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
+def log_line(line: str) -> None:
+    """Log a line of a report: as a warning if it begins as one, otherwise as info."""
+    logger.log(logging.WARNING if line.startswith("warning: ") else logging.INFO, line)
+
+
+class Printer(logging.Handler):
+    """Handler that prints a message by `say`: warnings to stderr, others to stdout or the stream that a record names.
+
+    An error of the stream is raised, so that a command decides on it as on one of `say`.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name = "stderr" if record.levelno >= logging.WARNING else "stdout"
+        say(record.getMessage(), file=getattr(sys, getattr(record, "stream", name)))
+
+
+def print_messages() -> None:
+    """Print the library's messages, as commands do."""
+    logger.setLevel(logging.INFO)
+    logger.handlers = [Printer()]
+    # A library that a command imports may give the root logger a handler.
+    logger.propagate = False
+
+
 def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None:
     """Run a command's `main`. A `UserError` becomes one line on stderr and exit status 1; Ctrl-C becomes status 130.
 
@@ -89,6 +117,7 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
         os.environ[_TRACEBACK_VARIABLE] = "1"
     try:
         guard_streams(_refuse_loss)
+        print_messages()
         _require_utf8(sys.argv[1:])
         if prints and is_closed(sys.stdout):
             _refuse_loss(None)

@@ -12,11 +12,10 @@ import platform
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import UserError, logger
 from dist_transformer.base.files import make_folder, remove, whole_path
 
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
@@ -32,7 +31,7 @@ def load_native(module: str, *, slower: str) -> ctypes.CDLL | None:
         slower: name of the work that is slower without the library.
 
     Returns:
-        the library, or None if it cannot be compiled; a note on stderr gives cause and remedy.
+        the library, or None if it cannot be compiled; a warning gives cause and remedy.
     """
     source = Path(module).with_suffix(".cpp")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
@@ -48,10 +47,9 @@ def load_native(module: str, *, slower: str) -> ctypes.CDLL | None:
         return _load_cached(compiler, source, folder / name)
     except (OSError, UserError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
-        say(
+        logger.warning(
             f"note: {source.name} cannot be compiled ({lines[0]:.120}), so {slower} is slower: install a C++ "
-            "compiler (Debian and Ubuntu: apt-get install g++)",
-            file=sys.stderr,
+            "compiler (Debian and Ubuntu: apt-get install g++)"
         )
         return None
 

@@ -9,13 +9,12 @@ rounding.
 
 import functools
 import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
-from dist_transformer.base.errors import say
+from dist_transformer.base.errors import logger
 from dist_transformer.model import cpu_kernels
 
 # Rows and columns of a tile, and warps that compute it. Milliseconds of forward and backward pass for 25k tokens,
@@ -43,10 +42,9 @@ def _compiles(head_width: int) -> bool:
     # Triton does not document the errors that it raises if it cannot compile.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        say(
+        logger.warning(
             f"note: kernels for short sentences cannot be compiled ({reason:.120}), so attention is slower: install a "
-            "C compiler and Python's headers (Debian and Ubuntu: apt-get install gcc python3-dev)",
-            file=sys.stderr,
+            "C compiler and Python's headers (Debian and Ubuntu: apt-get install gcc python3-dev)"
         )
         return False
     return True

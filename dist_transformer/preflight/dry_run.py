@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from dist_transformer.base.checks import Check, check_table, failed
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import UserError, logger, say
 from dist_transformer.base.files import remove_tree
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
@@ -73,11 +73,11 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
         if config.corpora.data == EMBEDDED_CORPUS:
             config = config.changed(data=(str(_embedded_data(Path(scratch))),))
         small = _small_run(config, Path(scratch))
-        say(f"training on {small.batch.packs_per_step} packs, and saving …")
+        logger.info(f"training on {small.batch.packs_per_step} packs, and saving …")
         checks, records = _train(small, world, device)
-        say("resuming and decoding …")
+        logger.info("resuming and decoding …")
         checks += _resume_and_decode(small, world, device)
-        say(f"memorizing {_HEART_PAIRS} sentences …")
+        logger.info(f"memorizing {_HEART_PAIRS} sentences …")
         checks.append(_learn_by_heart(small, Path(scratch), world, device))
     _print_measures(config, records, device)
     say(check_table(checks))
@@ -91,7 +91,7 @@ def _embedded_data(scratch: Path) -> Path:
     sources, validation = (line_files([text / f"{name}.en"], [text / f"{name}.de"]) for name in ("train", "valid"))
     settings = PrepareSettings(out=data, sources=tuple(sources), validation=tuple(validation), vocab_size=1000)
     prepare(settings, lambda _: None)
-    say("no --data: using the embedded corpus and 1,000 words; a larger vocabulary needs more memory and time")
+    logger.info("no --data: using the embedded corpus and 1,000 words; a larger vocabulary needs more memory and time")
     return data
 
 

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, logger
 from dist_transformer.runtime.rendezvous import host_of, meet
 from dist_transformer.runtime.world import World
 
@@ -75,11 +74,9 @@ class Watch:
             late = self._who_is_late()
         except RuntimeError as error:
             late = str(error).split("\n")[0]
-        print(
+        logger.error(
             f'error: "{self.current}" did not end within {self.seconds:g} s ({late}): check the disks and the network '
-            "there, or raise --timeout",
-            file=sys.stderr,
-            flush=True,
+            "there, or raise --timeout"
         )
         # An exception would end only this thread.
         os._exit(1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dist_transformer.base.errors import printable, say
+from dist_transformer.base.errors import logger
 from dist_transformer.base.markdown import escaped
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
@@ -184,12 +184,13 @@ class Reporter:
     def say(self, text: str) -> None:
         if not self.is_main or self.quiet:
             return
-        if self.bar is not None:
-            # tqdm draws the bar again below the text.
-            self._fit_bar(self.bar)
-            self.bar.write(printable(text))
-        else:
-            say(text)
+        if self.bar is None:
+            logger.info(text)
+            return
+        self._fit_bar(self.bar)
+        # tqdm draws the bar again below the text.
+        with self.bar.external_write_mode():
+            logger.info(text)
 
     def close(self) -> None:
         if self.is_main:

@@ -3,18 +3,18 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
-from typing import IO, TextIO
+from collections.abc import Callable, Sequence
+from typing import IO
 
+from dist_transformer.base.errors import log_line, logger
 from dist_transformer.runtime.launch import CALLER_VARIABLE, environment_of_child
 
 _ERROR = "error: "
 
 
 def run_child(command: Sequence[object]) -> tuple[int, str | None]:
-    """Run a command and copy its lines to this program's `sys.stdout` and `sys.stderr`, also in a notebook.
+    """Run a command and log its lines: those on stdout by `log_line`, those on stderr as warnings.
 
     Ctrl-C is passed to the command once; KeyboardInterrupt is raised after the command has ended.
 
@@ -36,8 +36,8 @@ def run_child(command: Sequence[object]) -> tuple[int, str | None]:
     assert process.stderr is not None
     errors: list[str] = []
     readers = [
-        threading.Thread(target=_forward, args=(process.stdout, sys.stdout, [])),
-        threading.Thread(target=_forward, args=(process.stderr, sys.stderr, errors)),
+        threading.Thread(target=_forward, args=(process.stdout, log_line, [])),
+        threading.Thread(target=_forward, args=(process.stderr, logger.warning, errors)),
     ]
     for reader in readers:
         reader.start()
@@ -53,9 +53,8 @@ def run_child(command: Sequence[object]) -> tuple[int, str | None]:
     return process.returncode, errors[-1] if errors else None
 
 
-def _forward(pipe: IO[str], stream: TextIO, errors: list[str]) -> None:
+def _forward(pipe: IO[str], log: Callable[[str], None], errors: list[str]) -> None:
     for line in pipe:
-        stream.write(line)
-        stream.flush()
+        log(line.rstrip("\n"))
         if line.startswith(_ERROR):
             errors.append(line.removeprefix(_ERROR).strip())

@@ -1,6 +1,5 @@
 """Collectives that are no-ops in a world of one."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import UserError, logger
 from dist_transformer.base.messages import pack, unpack
 from dist_transformer.runtime.world import World
 
@@ -117,7 +116,7 @@ def error_of_all(world: World) -> Iterator[None]:
     except UserError as error:
         # Every rank is here. Rank 0 prints before any rank exits, because a launcher then kills the others.
         if world.is_main:
-            say(f"error: {error}", file=sys.stderr)
+            logger.error(f"error: {error}")
         barrier()
         raise SystemExit(1) from None
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import UserError, logger
 from dist_transformer.runtime.launch import (
     LAUNCH_VARIABLE,
     NODE_LAUNCHER,
@@ -96,7 +96,7 @@ def end_launch(world: World, failure: str) -> NoReturn:
         SystemExit: it has been printed.
     """
     if world.is_main:
-        say(f"error: {failure}", file=sys.stderr)
+        logger.error(f"error: {failure}")
     try:
         _meet(world, timedelta(seconds=_TELL_SECONDS), [], failure)
     except UserError:
@@ -119,7 +119,7 @@ def _meet(world: World, patience: timedelta, stores: list[dist.Store], failure: 
         # All ranks raise what rank 0 finds.
         missing = _find_missing(store, world, patience, began)
         if missing == _FAILED and failure is None:
-            say(f"error: {store.get(_FAILED).decode()}", file=sys.stderr)
+            logger.error(f"error: {store.get(_FAILED).decode()}")
         store.set("met", missing or "all")
     try:
         store.wait(["met"], patience + timedelta(seconds=_GRACE_SECONDS))
@@ -158,7 +158,7 @@ def _explain_wait(world: World, stores: Sequence[dist.Store]) -> None:
         return
     claims = " and ".join(f"{name}={os.environ.get(name)}" for name in world.variables)
     why = f"; {claims} are set in the environment: unset them to run alone" if claims else ""
-    say(f"note: waiting for {awaited}{why}", file=sys.stderr)
+    logger.warning(f"note: waiting for {awaited}{why}")
 
 
 def connect(world: World, patience: timedelta) -> dist.Store:

@@ -100,11 +100,9 @@ class Connections:
         if self._has_warned or isinstance(error, ConnectionError):
             return
         self._has_warned = True
-        print(
+        self.log.warning(
             f"warning: a connection cannot be accepted yet ({error.strerror}), so the oldest one is closed: "
-            "raise the limit, for example with ulimit -n",
-            file=sys.stderr,
-            flush=True,
+            "raise the limit, for example with ulimit -n"
         )
 
 

@@ -200,21 +200,23 @@ def test_the_package_alone_imports_no_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_other_sources_are_prepared(tmp_path: Path) -> None:
+def test_other_sources_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pairs.tsv").write_text("".join(f"the {i} dog\tder {i} Hund\n" for i in range(200)), encoding="utf-8")
-    said: list[str] = []
-    index = api.prepare(
-        out=str(tmp_path / "data"),
-        sources=[TsvFile(path=tmp_path / "pairs.tsv", source_column=0, target_column=1)],
-        source_language="en",
-        target_language="de",
-        vocab_size=300,
-        max_tokens=32,
-        report=said.append,
-    )
+    settings = {
+        "sources": [TsvFile(path=tmp_path / "pairs.tsv", source_column=0, target_column=1)],
+        "source_language": "en",
+        "target_language": "de",
+        "vocab_size": 300,
+        "max_tokens": 32,
+    }
+    index = api.prepare(out=str(tmp_path / "data"), **settings)
     assert (index.pairs_read, index.max_tokens, index.train.pairs + index.valid.pairs) == (200, 32, 200)
     assert DataFolder.open(tmp_path / "data").index == index
-    assert said
+    assert "read: 200 pairs" in capsys.readouterr().out, "it is a message"
+    said: list[str] = []
+    api.prepare(out=tmp_path / "again", report=said.append, **settings)
+    assert "read: 200 pairs" in said[0]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slice(name="commands")

@@ -73,7 +73,9 @@ def test_numbers_that_are_not_finite_or_huge_are_shown(reporter: Reporter, capsy
 IN_A_TERMINAL = """
 import sys, time
 from pathlib import Path
+from dist_transformer.base.errors import print_messages
 from dist_transformer.reporting.reporter import Reporter
+print_messages()
 figures = {"loss": 10.138, "nll": 9.0, "ppl": 8737.92, "fill": 0.99, "data_stall": 0.012, "mfu": 0.415}
 reporter = Reporter(Path(sys.argv[1]), is_main=True, max_steps=300_000, first_step=99_990)
 reporter.say("begin")

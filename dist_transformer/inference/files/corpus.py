@@ -18,14 +18,13 @@ import contextlib
 import hashlib
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, logger
 from dist_transformer.base.files import (
     make_folder,
     remove,
@@ -181,7 +180,7 @@ def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
         ),
         unlocked=f"make sure that no other command writes {job.output}",
     )
-    return held.enter_context(sole_writer(job.parts, words, _report, patience=PATIENCE_SECONDS))
+    return held.enter_context(sole_writer(job.parts, words, logger.warning, patience=PATIENCE_SECONDS))
 
 
 def _with_finished(start: _Start) -> _Start:
@@ -190,7 +189,7 @@ def _with_finished(start: _Start) -> _Start:
     finished = frozenset(chunk for chunk in present if start.part(chunk).copy() is not None)
     if damaged := sorted(present - finished):
         names = ", ".join(start.part(chunk).path.name for chunk in damaged[:3]) + (", …" if damaged[3:] else "")
-        _report(f"{len(damaged)} parts in {start.folder} are damaged and are translated again: {names}")
+        logger.warning(f"{len(damaged)} parts in {start.folder} are damaged and are translated again: {names}")
     return replace(start, finished=finished)
 
 
@@ -356,4 +355,5 @@ def _explained(job: CorpusJob) -> Iterator[None]:
 
 
 def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    # `translate` keeps standard output for translations.
+    logger.info(text, extra={"stream": "stderr"})

@@ -4,14 +4,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from dist_transformer.base.errors import say
+from dist_transformer.base.errors import logger
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
@@ -150,7 +149,7 @@ def seconds_left(walltime_minutes: float, *, age: float) -> float | None:
     try:
         answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        say(f"squeue does not report the job's time limit ({error}): pass --walltime-minutes", file=sys.stderr)
+        logger.warning(f"squeue does not report the job's time limit ({error}): pass --walltime-minutes")
         return None
     return parse_slurm_duration(answer)
 

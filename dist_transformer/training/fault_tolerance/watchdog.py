@@ -308,7 +308,7 @@ class Watchdog:
 
 
 def _tell(text: str) -> None:
-    """Print in one write, so that the lines of ranks do not mix."""
+    """Print in one write, so that the lines of ranks do not mix; not by the logger, whose lock the hang may hold."""
     sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
