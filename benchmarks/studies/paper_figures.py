@@ -1,4 +1,4 @@
-"""What the paper reports for the rows of its Table 3, and how a row's settings are described."""
+"""Results of the paper's Table 3, and descriptions of its rows."""
 
 from dataclasses import dataclass
 

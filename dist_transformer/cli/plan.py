@@ -38,7 +38,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
-    """What is done with the plan."""
+    """Comparisons, and the file for the plan."""
 
     start: Annotated[Start, FLAT] = field(default_factory=Start)
     cluster: Annotated[Cluster, FLAT] = field(default_factory=Cluster)

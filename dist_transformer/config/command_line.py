@@ -38,7 +38,7 @@ _OWN_FLAGS = ("--config", "--print-config", "--help", "--help-all")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """What the help of a command says besides its flags."""
+    """Contents of a help page besides the flags."""
 
     text: str | None
     """Description: paragraphs, of which commands and tables keep their lines."""
@@ -55,7 +55,7 @@ class Stated:
     values: dict[str, Any] = field(default_factory=dict)
     """Values by the names of the settings."""
     written: dict[str, str] = field(default_factory=dict)
-    """How the user named each of them: its flag, or its name and place in a file."""
+    """Name of each as the user wrote it: its flag, or its name and place in a file."""
     passed_over: set[str] = field(default_factory=set)
     """Names in a file that are for others."""
     prints: bool = False

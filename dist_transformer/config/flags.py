@@ -25,7 +25,7 @@ _COMMON = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Where the settings come from."""
+    """Defaults of all settings."""
 
     preset: Annotated[str, SimpleNamespace(names=tuple(PRESETS))] = "base"
     """Name of the preset, in the table above."""
