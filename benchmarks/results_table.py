@@ -1,9 +1,9 @@
-"""Rewrite the tables of figures in README.md and docs/: results from results/*.json, and the cost of training.
+"""Rewrite the tables in README.md and docs/: results from results/*.json, costs of training, flags of other toolkits.
 
 A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is one of TABLES for
-the rows of all files that belong to it, `highlights` for the few results that README.md shows, or `costs` for
-dist_transformer/cost/costs.py. With --check nothing is written, and the exit status is 1 if pages and figures
-differ. A result file is one JSON object:
+the rows of all files that belong to it, `highlights` for the few results that README.md shows, `costs` for
+dist_transformer/cost/costs.py, or one of benchmarks/foreign_flags.py. With --check nothing is written, and the exit
+status is 1 if pages and their sources differ. A result file is one JSON object:
 
     what           what was run and what it shows, in one or two sentences
     corpus         the corpus and its languages
@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.foreign_flags import foreign_tables
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.cost.costs import cost_table
@@ -140,11 +141,11 @@ def main() -> None:
     arguments = parse_arguments()
     pages = read_pages(_ROOT)
     results = _ROOT / "results"
-    tables = {"highlights": make_highlights(results), "costs": cost_table(), **make_tables(results)}
+    tables = {"highlights": make_highlights(results), "costs": cost_table(), **foreign_tables(), **make_tables(results)}
     wanted = fill_pages(pages, tables)
     changed = [name for name in pages if wanted[name] != pages[name]]
     if arguments.check and changed:
-        raise UserError(f"{', '.join(changed)} differ from the figures: run tools/results_table.py")
+        raise UserError(f"{', '.join(changed)} differ from what they are made of: run tools/results_table.py")
     for name in changed:
         (_ROOT / name).write_text(wanted[name], encoding="utf-8")
         print(f"{name}: tables rewritten", file=sys.stderr)

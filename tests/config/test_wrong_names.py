@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import tomllib
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import COMMANDS, run
 from dist_transformer.config import wrong_names
 from dist_transformer.config.wrong_names import LIST_FLAGS, known_parameters, plain_name
+from tests.conftest import ROOT
 
 
 def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequence[str]]:
@@ -47,6 +49,15 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequ
         ("verify --run a", "--run is not a flag here: use --run-dir"),
         ("inspect --example 3", "--example is not a flag here: did you mean --examples?"),
         ("pictures --source a", "--source is not a flag here: use --src-text"),
+        ("train --optimizer muon", "--optimizer is not a flag here: there is no optimizer other than Adam"),
+        (
+            "train --lora-rank 8 --lr 1",
+            "for --lora-rank there are no adapters such as LoRA, but a training with --freeze",
+        ),
+        ("translate --no_repeat_ngram_size 3", "--no_repeat_ngram_size is not a flag here: there is no penalty or ban"),
+        ("train --num-workers 2", "--num-workers is not a flag here: there is no number of workers, because"),
+        ("prepare --num-workers 2", "--num-workers is not a flag here: use --workers"),
+        ("fairseq-score", "'fairseq-score' is not a command: did you mean evaluate?"),
         ("fairseq-train", "'fairseq-train' is not a command: did you mean train?"),
         ("evalute", "'evalute' is not a command: did you mean evaluate?"),
     ],
@@ -57,15 +68,32 @@ def test_a_wrong_name_leads_to_ours(words: str, said: str) -> None:
     assert said in str(refused.value)
 
 
-def test_a_counterpart_is_one_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_remedy_names_flags_and_commands_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     ours = {plain_name(flag) for command in COMMANDS for flag in flags_of(command, capsys)}
-    # Parameters of `prepare` in Python.
-    ours |= {"source-language", "target-language"}
-    firsts = [re.search(r"--[a-z][\w.-]*", remedy) for remedies in wrong_names._COUNTERPARTS for remedy in remedies]
-    assert {plain_name(first[0]) for first in firsts if first} - ours == set()
-    names = [name for names in wrong_names._COUNTERPARTS.values() for name in names.split()]
-    assert sorted(names) == sorted(set(names))
-    assert set(wrong_names._COMMANDS.values()) <= COMMANDS.keys()
+    # Parameters of `prepare` in Python, and a flag of fairseq whose value ours is computed from.
+    ours |= {"source-language", "target-language", "update-freq"}
+    remedies = set(wrong_names._foreign_names("flags", "missing").values())
+    named = {plain_name(flag) for remedy in remedies for flag in re.findall(r"--[a-z](?:[\w.-]*\w)?", remedy)}
+    assert named - ours == set()
+    assert set(wrong_names._foreign_names("commands").values()) <= COMMANDS.keys()
+
+
+def test_each_foreign_name_has_one_meaning() -> None:
+    tables = tomllib.loads((ROOT / "dist_transformer" / "config" / "foreign_flags.toml").read_text("utf-8"))
+    flags = [
+        name.rpartition(":")[2]
+        for kind in ("flags", "missing")
+        for row in tables[kind].values()
+        for name in row.split()
+    ]
+    assert sorted(flags) == sorted(set(flags))
+    assert all(re.match("there (is|are) no", sentence) for sentence in tables["missing"])
+
+
+def test_a_command_line_without_wrong_names_does_not_read_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong_names, "_foreign_names", None)
+    wrong_names.refuse_wrong_flags(["--beam", "3"], ["--beam"], program="p")
+    wrong_names.refuse_wrong_settings(["beam"], ["beam"], "f")
 
 
 def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
