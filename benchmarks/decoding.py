@@ -26,12 +26,12 @@ from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
 from dist_transformer.export.marian import marian_model
-from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import as_arithmetic, as_dtype
+from dist_transformer.inference.decoding import Decoding
+from dist_transformer.inference.loading import as_arithmetic
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
-from dist_transformer.runtime.device import multiplies_bf16, multiplies_int8
+from dist_transformer.runtime.device import as_dtype, multiplies_bf16, multiplies_int8
 
 LABELS = {
     "ours": "ours",
@@ -205,10 +205,10 @@ def make_peer(
 
 
 def our_search(
-    model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, *, length_penalty: float, **changes: int
+    model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, *, length_penalty: float, **changes: Any
 ) -> Translate:
-    beam = BeamSettings(
-        beam_size=settings.beam_size,
+    beam = Decoding(
+        beam=settings.beam_size,
         length_penalty=length_penalty,
         max_extra_tokens=settings.max_extra_tokens,
         **changes,

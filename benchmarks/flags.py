@@ -9,7 +9,7 @@ from benchmarks.data import DataBenchmark
 from benchmarks.decoding import LABELS as DECODE_LABELS
 from benchmarks.race.toolkits import TOOLKITS
 from benchmarks.training.field import LABELS
-from dist_transformer.inference.options import PRECISIONS
+from dist_transformer.runtime.device import PRECISIONS
 
 Measure = Callable[[argparse.Namespace], Any]
 

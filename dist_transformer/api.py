@@ -10,30 +10,31 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from dist_transformer.averaging.choice import choose_weights
-from dist_transformer.averaging.comparison import compare_with_newest
+from dist_transformer.averaging.comparison import choose_better
 from dist_transformer.averaging.mean import average as write_mean
+from dist_transformer.averaging.settings import AVERAGE_RULES, AverageSettings
+from dist_transformer.averaging.sweep import sweep, write_best
 from dist_transformer.base.errors import UserError, log_line
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import read_keywords
-from dist_transformer.config.measures import Measure
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.config.table3 import preset_with_variant
-from dist_transformer.config.wrong_names import known_parameters, refuse_wrong_settings
+from dist_transformer.config.wrong_names import refuse_wrong_settings
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import PairSource, expand, line_files
-from dist_transformer.evaluation.evaluate import Evaluation
+from dist_transformer.evaluation.compare import compare
+from dist_transformer.evaluation.evaluate import Evaluation, write_evaluation
 from dist_transformer.evaluation.evaluate import evaluate as evaluate_folder
-from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.loading import read_joint_info
-from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
+from dist_transformer.evaluation.report import write_report
+from dist_transformer.evaluation.settings import EVALUATE_RULES, EvaluateSettings
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.model_tags import preparation_caution
@@ -158,106 +159,79 @@ def train(
     return Run(Path(run_dir), finished=status == 0)
 
 
-@known_parameters
-def average(
-    *,
-    out: AnyPath,
-    run_dir: AnyPath | None = None,
-    last: int | None = None,
-    every: float | None = None,
-    best: int | None = None,
-    by: Measure | None = None,
-    checkpoints: Sequence[AnyPath] | None = None,
-) -> ModelInfo:
-    """Write the mean of weights of a run to the model folder `out`, as the command `average` does.
+def average(**settings: Any) -> ModelInfo:
+    """Write the mean of weights of a run to a model folder, as the command `average` does, in this process.
 
-    With `run_dir` alone, the regular weight files after the warm-up are averaged, or the newest one alone if its
-    validation loss is lower.
+    With `run_dir` and `out` alone, the regular weight files after the warm-up are averaged, or the newest one alone if
+    its validation loss is lower.
 
     Args:
-        last: number of newest weight files of `run_dir` to average; `every` is the training time between them in
-            minutes.
-        best: number of best weight files instead, `by` a measure of their validation: `nll`, `bleu`, `chrf`, `ter` or
-            `command`; by default the one by which the run ranked them.
-        checkpoints: weight files, checkpoints or model folders instead.
+        settings: those of the command, by the names of its flags.
+            `out`: model folder to write; `run_dir`: run folder.
+            `last`: number of newest weight files to average; `every`: the training time between them in minutes.
+            `best`: number of best weight files instead; `by`: a measure of their validation: `nll`, `bleu`, `chrf`,
+            `ter` or `command`; by default the one by which the run ranked them.
+            `checkpoints`: weight files, checkpoints or model folders instead of a run.
+            `sweep`: numbers of weight files, whose means are compared by their BLEU on the text `src` with the
+            reference `ref`, by default the validation text; the best is written. Its translations have the settings of
+            `evaluate`, without those of samples.
 
     Returns:
         the contents of the model folder's config.json: the averaged `steps`, the languages, the network.
 
     Raises:
-        UserError: the weights do not fit together, or are too few.
+        UserError: the weights do not fit together, or are too few, or settings have no effect.
     """
-    if checkpoints is not None:
-        if any(value is not None for value in (run_dir, last, every, best, by)):
-            raise UserError("checkpoints excludes the other choices: leave run_dir, last, every, best and by out")
-        return write_mean([Path(path) for path in checkpoints], Path(out))
-    if run_dir is None:
-        raise UserError("run_dir is missing: pass it, or checkpoints")
-    chosen = choose_weights(Path(run_dir), last=last, every=every, best=best, by=by)
-    if best is None:
-        chosen = compare_with_newest(chosen, Path(run_dir), Path(out), obey=last is not None)
-    for warning in chosen.warnings:
-        warnings.warn(warning, stacklevel=3)
-    return write_mean(chosen.paths, Path(out), notes=[f"Chosen: {chosen.how}"])
+    wanted = read_keywords(AverageSettings, settings, "average", rules=AVERAGE_RULES).build(AverageSettings)
+    if wanted.checkpoints:
+        return write_mean(wanted.checkpoints, wanted.out)
+    if wanted.sweep:
+        result = sweep(wanted, find_device(wanted.loading.device))
+        chosen, info = result.best.chosen, write_best(result)
+    else:
+        chosen = choose_better(wanted)
+        info = write_mean(chosen.paths, wanted.out, notes=[f"Chosen: {chosen.how}"])
+    for caution in chosen.warnings:
+        warnings.warn(caution, stacklevel=2)
+    return info
 
 
-@known_parameters
-def evaluate(
-    *,
-    model: Paths,
-    src: AnyPath,
-    ref: Paths,
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    max_extra_tokens: int = 50,
-    lowercase: bool = False,
-    device: str | None = None,
-    precision: str | None = None,
-    batch_tokens: int | None = None,
-    direction: str | None = None,
-    tags: Sequence[str] | None = None,
-    mbr: int | None = None,
-    utility: Utility = "chrf",
-    epsilon: float = DEFAULT_EPSILON,
-    seed: int = 1,
-) -> Evaluation:
+def evaluate(**settings: Any) -> Evaluation | Any:
     """Translate a test set with a model folder and score it, as the command `evaluate` does, in this process.
 
     Args:
-        model: model folder, or those of an ensemble (see `load`).
-        src: source text, one sentence per line; `ref` has raw reference text, one file per reference.
-        lowercase: ignore case.
-        device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
-        precision: `fp32`, `bf16` or `int8`; default: bf16 if the processor has instructions for it, otherwise fp32.
-        direction: direction such as `en-de`, if the model has several; `tags` replace the direction's.
-        mbr: samples per line, of which the one with the best expected `utility` is scored, instead of a search;
+        settings: those of the command, by the names of its flags.
+            `model`: model folder, or those of an ensemble (see `load`).
+            `src`: source text, one sentence per line; `ref`: raw reference text, a file or several references.
+            `lowercase`: ignore case. `json`: file for the scores, beside which the hypotheses are written.
+            `device`: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
+            `precision`: `fp32`, `bf16` or `int8`; default: bf16 if the processor has instructions for it, otherwise
+            fp32.
+            `direction`: direction such as `en-de`, if the model has several; `tags` replace the direction's.
+            `beam`, `length_penalty`, `max_extra_tokens`, `batch_tokens`: as for `TrainedModel.translate`; `split_over`,
+            too, but lines are translated as they stand by default.
+            `mbr`: samples per line, of which the one with the best expected `utility` is scored, instead of a search;
             `epsilon` and `seed` are those of the samples.
+            `hypotheses`: files of translations, instead of a model; `tgt_lang`: their language.
 
     Returns:
-        `.scores` with their signatures, and `.hypotheses`.
+        `.scores` with their signatures, and `.hypotheses`. For files of hypotheses, `.scores` of each file, and
+        `.resampled`, the differences from the first.
 
     Raises:
         UserError: a file or a setting is unfit.
     """
-    folders = [Path(path) for path in _as_list(model)]
-    choice = None
-    if mbr is not None:
-        language = read_joint_info(folders, direction, tags).target_language
-        choice = MbrSettings(samples=mbr, utility=utility, language=language, epsilon=epsilon, seed=seed)
-    return evaluate_folder(
-        folders,
-        source=Path(src),
-        references=[Path(path) for path in _as_list(ref)],
-        settings=BeamSettings(beam_size=beam, length_penalty=length_penalty, max_extra_tokens=max_extra_tokens),
-        mbr=choice,
-        device=find_device(device),
-        precision=precision,
-        max_batch_tokens=batch_tokens,
-        lowercase=lowercase,
-        direction=direction,
-        tags=tags,
-        warn=lambda caution: warnings.warn(caution, stacklevel=4),
-    )
+    wanted = read_keywords(EvaluateSettings, settings, "evaluate", rules=EVALUATE_RULES).build(EvaluateSettings)
+    if wanted.hypotheses:
+        found = compare(wanted.hypotheses, wanted.ref, target_language=wanted.tgt_lang, lowercase=wanted.lowercase)
+        if wanted.json is not None:
+            write_report(found.report(), wanted.json)
+        return found
+    warn = partial(warnings.warn, stacklevel=3)
+    evaluation = evaluate_folder(wanted, device=find_device(wanted.loading.device), warn=warn)
+    if wanted.json is not None:
+        write_evaluation(evaluation, wanted.json)
+    return evaluation
 
 
 def _as_list(paths: Paths) -> list[AnyPath]:

@@ -26,7 +26,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import LARGEST_VOCABULARY
 from dist_transformer.importing.marian_folder import of_marian
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.device import choose_precision
@@ -101,7 +101,7 @@ class OfOurNetwork(Toolkit):
 
     def translate(self, weights: Path, recipe: Recipe, *, beam: int) -> list[str]:
         model = self.read(weights, recipe.model(self.text.data.index.vocab_size))
-        settings = BeamSettings(beam_size=beam, length_penalty=LENGTH_PENALTY)
+        settings = Decoding(beam=beam, length_penalty=LENGTH_PENALTY)
         translator = Translator(model, self.text.data.tokenizer(), torch.device("cpu"), settings)
         return [one.text for one in translator.translate(self.text.data.valid_text()[0])]
 

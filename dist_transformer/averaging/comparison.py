@@ -13,11 +13,12 @@ import torch
 
 from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.mean import mean_weights
-from dist_transformer.averaging.sweep import validation_folders
+from dist_transformer.averaging.settings import AverageSettings
+from dist_transformer.averaging.sweep import choose, validation_folders
 from dist_transformer.base.errors import UserError
 from dist_transformer.evaluation.evaluate import reference_nll
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import for_decoding
+from dist_transformer.model_folder import for_decoding, refuse_other_content
 from dist_transformer.run.layout import weight_files
 from dist_transformer.runtime.launch import as_typed, own_command
 
@@ -26,6 +27,21 @@ COMPARED_PAIRS = 500
 
 _Texts = list[tuple[tuple[str, ...], list[tuple[str, str]]]]
 """Tags and pairs of each direction."""
+
+
+def choose_better(settings: AverageSettings) -> ChosenWeights:
+    """Choose the weights of a run, the regular ones if no number was given; compare all but `best` with the newest.
+
+    Raises:
+        UserError: there are too few, they cannot be averaged, or the model folder holds other files.
+    """
+    assert settings.run_dir is not None
+    chosen = choose(settings, settings.last if settings.best is None else settings.best)
+    if settings.best is not None:
+        return chosen
+    # Before minutes of work.
+    refuse_other_content(settings.out)
+    return compare_with_newest(chosen, settings.run_dir, settings.out, obey=settings.last is not None)
 
 
 def compare_with_newest(chosen: ChosenWeights, run_dir: Path, out: Path, *, obey: bool) -> ChosenWeights:

@@ -3,6 +3,7 @@
 The models are only in memory, and every rank makes its own. An interrupted sweep leaves nothing on disk.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -13,14 +14,16 @@ from typing import Any
 
 import torch
 
-from dist_transformer.averaging.choice import ChosenWeights
-from dist_transformer.averaging.mean import mean_weights
+from dist_transformer.averaging.choice import ChosenWeights, choose_weights
+from dist_transformer.averaging.mean import average, mean_weights
+from dist_transformer.averaging.settings import AverageSettings
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
 from dist_transformer.base.markdown import code
 from dist_transformer.base.messages import as_kind
 from dist_transformer.base.urls import is_url
 from dist_transformer.config.plain import read_json
+from dist_transformer.config.schema import values_of
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.evaluate import (
@@ -30,29 +33,12 @@ from dist_transformer.evaluation.evaluate import (
     read_test_set,
     reference_nll,
 )
-from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import as_arithmetic
+from dist_transformer.inference.decoding import Decoding
+from dist_transformer.inference.loading import as_arithmetic, with_agreed_precision
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import for_decoding
+from dist_transformer.model_folder import ModelInfo, for_decoding
 from dist_transformer.run.layout import SETTINGS_FILE
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DevSet:
-    """Text on which means are compared, and the settings of decoding."""
-
-    source: Path
-    reference: Path
-    """Raw reference text."""
-    settings: BeamSettings
-    precision: str
-    """Arithmetic of decoding, `bf16` or `fp32`."""
-    max_batch_tokens: int | None = None
-    direction: str | None = None
-    """Name of a direction of the run; needed if there are several."""
-    tags: tuple[str, ...] | None = None
-    """Tags in front of every source, instead of the direction's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +63,10 @@ class Candidate:
 class Sweep:
     """All candidates, in order of their number of weight files."""
 
-    dev: DevSet
+    settings: AverageSettings
+    """Settings with the precision that all ranks have."""
+    source: Path
+    reference: Path
     candidates: tuple[Candidate, ...]
 
     @property
@@ -88,7 +77,7 @@ class Sweep:
     def note(self) -> str:
         """Return the note for the best candidate's model card."""
         others = ", ".join(str(candidate.count) for candidate in self.candidates)
-        text = f"{code(self.dev.source.name)} and {code(self.dev.reference.name)}"
+        text = f"{code(self.source.name)} and {code(self.reference.name)}"
         return (
             f"Among the means of {others} weight files, the mean of {self.best.count} had the highest BLEU on {text}: "
             f"{self.best.bleu:.2f} ({code(self.best.evaluation.scores.bleu.signature)})"
@@ -114,16 +103,16 @@ class Sweep:
 
     def report(self) -> dict[str, Any]:
         """Convert to JSON values."""
-        evaluation, settings = self.best.evaluation, self.dev.settings
+        evaluation, search = self.best.evaluation, self.settings.search
         return {
             "best": self.best.count,
-            "source": str(self.dev.source),
-            "reference": str(self.dev.reference),
+            "source": str(self.source),
+            "reference": str(self.reference),
             "sentences": len(evaluation.hypotheses),
-            "precision": self.dev.precision,
-            "beam_size": settings.beam_size,
-            "length_penalty": settings.length_penalty,
-            "max_extra_tokens": settings.max_extra_tokens,
+            "precision": self.settings.loading.precision,
+            "beam_size": search.beam,
+            "length_penalty": search.length_penalty,
+            "max_extra_tokens": search.max_extra_tokens,
             "corpus": evaluation.info.corpus,
             "synthetic": evaluation.info.synthetic,
             "notes": list(evaluation.notes),
@@ -145,53 +134,69 @@ class Sweep:
 
 
 def sweep(
-    counts: Sequence[int],
-    choose: Callable[[int], ChosenWeights],
-    dev: DevSet,
-    device: torch.device,
-    report: Callable[[Candidate], None] = lambda _: None,
+    settings: AverageSettings, device: torch.device, report: Callable[[Candidate], None] = lambda _: None
 ) -> Sweep:
-    """Average, decode and score for each of `counts`; every rank gets the same result.
+    """Average, decode and score for each number of weight files; every rank gets the same result.
 
     Collective: every rank must call it.
 
     Args:
-        choose: returns the weight files of a count; called on one rank only, because files may change meanwhile.
         report: called with each candidate after it is scored.
 
     Raises:
         UserError: there are too few weight files (raised before decoding), or another step failed; every rank raises
             it.
     """
-    found = on_all_ranks(lambda: [choose(count) for count in sorted(set(counts))] if rank() == 0 else [])
+    # One rank chooses, because files may change meanwhile.
+    found = on_all_ranks(lambda: [choose(settings, n) for n in sorted(set(settings.sweep))] if rank() == 0 else [])
     choices = as_kind(list[ChosenWeights], broadcast_object(found))
-    text = read_test_set(dev.source, dev.reference)
+    source, reference = on_all_ranks(lambda: _dev_set(settings))
+    settings = dataclasses.replace(settings, loading=with_agreed_precision(settings.loading, device))
+    text = read_test_set(source, reference)
     candidates = []
     for chosen in choices:
-        candidates.append(_score(chosen, text, dev, device))
+        candidates.append(_score(chosen, text, settings, device))
         report(candidates[-1])
-    return Sweep(dev=dev, candidates=tuple(candidates))
+    return Sweep(settings=settings, source=source, reference=reference, candidates=tuple(candidates))
 
 
-def _score(chosen: ChosenWeights, text: ReferencedText, dev: DevSet, device: torch.device) -> Candidate:
+def choose(settings: AverageSettings, count: int | None) -> ChosenWeights:
+    """Choose this number of weight files of the run; None: the regular ones."""
+    assert settings.run_dir is not None
+    last, best = (count, None) if settings.best is None else (None, count)
+    return choose_weights(settings.run_dir, last=last, every=settings.every, best=best, by=settings.by)
+
+
+def _dev_set(settings: AverageSettings) -> tuple[Path, Path]:
+    assert settings.run_dir is not None
+    if settings.src is None or settings.ref is None:
+        return validation_text(settings.run_dir, settings.loading.direction)
+    return settings.src, settings.ref
+
+
+def _score(chosen: ChosenWeights, text: ReferencedText, settings: AverageSettings, device: torch.device) -> Candidate:
+    loading, decoding = settings.loading, Decoding(split_over="no", **values_of(settings.search))
     mean = on_all_ranks(lambda: mean_weights(chosen.paths))
-    info = on_all_ranks(lambda: mean.info.facing(dev.direction, dev.tags))
+    info = on_all_ranks(lambda: mean.info.facing(loading.direction, loading.tags))
     model = Transformer(mean.info.model)
     model.load_state_dict(mean.weights)
     mean.weights.clear()
-    model = for_decoding(model, device, *on_all_ranks(lambda: as_arithmetic(dev.precision, device)))
-    evaluation = evaluate_model(
-        model,
-        mean.tokenizer,
-        info,
-        text,
-        settings=dev.settings,
-        device=device,
-        max_batch_tokens=dev.max_batch_tokens,
-    )
+    model = for_decoding(model, device, *on_all_ranks(lambda: as_arithmetic(loading.precision, device)))
+    evaluation = evaluate_model(model, mean.tokenizer, info, text, settings=decoding, device=device)
     pairs = list(zip(text.sources, text.references[0], strict=True))
     nll = reference_nll(model, mean.tokenizer, pairs, tags=info.direction.tags)
     return Candidate(chosen=chosen, evaluation=evaluation, nll=nll)
+
+
+def write_best(result: Sweep) -> ModelInfo:
+    """Write the table and the best mean.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    best, out = result.best, result.settings.out
+    write_sweep(result, out)
+    return average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
 
 
 def write_sweep(result: Sweep, out: Path) -> None:

@@ -16,64 +16,74 @@ Runs in one process or under a launcher (deepspeed, torchrun, srun, mpirun), whi
 same.
 """
 
-import argparse
 import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import make_folder, whole_path
-from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.command_line import Page, parse
+from dist_transformer.config.schema import FLAT, values_of
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.loading import load_joint, read_joint_info
-from dist_transformer.inference.options import (
-    PRECISIONS,
-    SCORED_TOKENS,
-    add_device_option,
-    add_direction_options,
-    add_models_option,
-    as_dtype,
-)
 from dist_transformer.run.outputs import claim_file
+from dist_transformer.runtime.ranks import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:
     from dist_transformer.inference.scoring import PairScore
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    claim_file(arguments.out, "--out", (*arguments.model, arguments.src, arguments.tgt))
-    world = read_world()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreLoading(Loading):
+    """The model."""
 
-    def check_files() -> None:
-        read_joint_info(arguments.model, arguments.direction, arguments.tag)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSettings:
+    """Text and its scores."""
+
+    model: tuple[Path, ...]
+    """Model folder; several are an ensemble: the mean of their probabilities."""
+    src: Path
+    """Source text, one sentence per line."""
+    tgt: Path
+    """Translations, line by line."""
+    out: Path | None = None
+    """File for the scores; default: standard output."""
+    per_token: bool = False
+    """Write a line of JSON per pair, with token scores."""
+    batch_tokens: int | None = None
+    """Tokens per batch, counted on the longer side of each pair; default: 4096 on a CPU, 32768 on a GPU."""
+    loading: Annotated[ScoreLoading, FLAT]
+
+
+def main() -> None:
+    settings, world = parse_arguments(), read_world()
+    claim_file(settings.out, "--out", (*settings.model, settings.src, settings.tgt))
+
+    def check() -> None:
+        read_joint_info(settings.model, settings.loading)
         # Only the first rank reads the texts.
-        for path in (arguments.src, arguments.tgt) if world.is_main else ():
+        for path in (settings.src, settings.tgt) if world.is_main else ():
             require_readable(path)
 
-    if world.size == 1:
-        # Early, because the imports below take seconds.
-        check_files()
+    with joined(world, values_of(settings), check) as device:
+        from dist_transformer.inference.scoring import score_files
+        from dist_transformer.runtime.distributed import on_all_ranks
 
-    from dist_transformer.inference.scoring import score_files
-    from dist_transformer.runtime.agreement import require_agreement
-    from dist_transformer.runtime.distributed import error_of_all, on_all_ranks
-    from dist_transformer.runtime.process_group import process_group
-
-    group = process_group(world, device_name=arguments.device, ready=check_files)
-    with group as device, error_of_all(world):
-        require_agreement(vars(arguments))
-        way = {"direction": arguments.direction, "tags": arguments.tag}
-        model, tokenizer, info = on_all_ranks(
-            lambda: load_joint(arguments.model, device, as_dtype(arguments.precision), **way)
-        )
+        model, tokenizer, info = on_all_ranks(lambda: load_joint(settings.model, settings.loading, device))
 
         def look(sources: Sequence[str], targets: Sequence[str]) -> None:
             if caution := wrong_side(
@@ -81,8 +91,8 @@ def main() -> None:
                 tokenizer,
                 sources=sources,
                 targets=targets,
-                source_file=arguments.src,
-                target_file=arguments.tgt,
+                source_file=settings.src,
+                target_file=settings.tgt,
                 flags="whether --src and --tgt are swapped, and --direction",
             ):
                 say(f"warning: {caution}", file=sys.stderr)
@@ -90,15 +100,19 @@ def main() -> None:
         chunks = score_files(
             model,
             tokenizer,
-            LineFiles(source=arguments.src, target=arguments.tgt),
+            LineFiles(source=settings.src, target=settings.tgt),
             device=device,
             tags=info.direction.tags,
-            max_batch_tokens=arguments.batch_tokens,
+            batch_tokens=settings.batch_tokens,
             look=look,
         )
-        with output_of(world, arguments.out) as write:
+        with output_of(world, settings.out) as write:
             for scores in chunks:
-                write("".join(as_output(score, tokenizer, per_token=arguments.per_token) for score in scores))
+                write("".join(as_output(score, tokenizer, per_token=settings.per_token) for score in scores))
+
+
+def parse_arguments() -> ScoreSettings:
+    return parse(ScoreSettings, Page(text=__doc__, taken=("--processes", "--import")))
 
 
 def as_output(score: "PairScore", tokenizer: "Vocabulary", *, per_token: bool) -> str:
@@ -162,23 +176,3 @@ def _write(file: IO[bytes], content: bytes) -> None:
     while left:
         left = left[file.write(left) :]
     file.flush()
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, shares_work=True)
-    add_models_option(parser)
-    parser.add_argument("--src", type=Path, required=True, metavar="F", help="source text, one sentence per line")
-    parser.add_argument("--tgt", type=Path, required=True, metavar="F", help="translations, line by line")
-    parser.add_argument("--out", type=Path, metavar="F", help="file for the scores (default: standard output)")
-    parser.add_argument("--per-token", action="store_true", help="write a line of JSON per pair, with token scores")
-    add_direction_options(parser)
-    add_device_option(parser, several_processes=True)
-    parser.add_argument(
-        "--precision", choices=tuple(PRECISIONS), default="fp32", help="arithmetic of the model (default fp32)"
-    )
-    defaults = f"default {SCORED_TOKENS['cpu']} on a CPU, {SCORED_TOKENS['cuda']} on a GPU"
-    text = f"tokens per batch, counted on the longer side of each pair ({defaults})"
-    parser.add_argument("--batch-tokens", type=int, metavar="N", help=text)
-    # DeepSpeed's launcher adds this flag; the environment has the same value.
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()

@@ -14,58 +14,79 @@ The page is for this machine only. --host 0.0.0.0 opens it to other machines. Th
 reach it can use the models. One search runs at a time; up to 8 requests wait, and further ones are refused.
 """
 
-import argparse
 import asyncio
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.command_line import Page, parse
+from dist_transformer.config.requirements import require_positive
+from dist_transformer.config.schema import FLAT, values_of
+from dist_transformer.inference.decoding import Decoding, ExactLoading, Search
 from dist_transformer.inference.loading import read_joint_info
-from dist_transformer.inference.options import (
-    DECODING_PRECISIONS,
-    add_device_option,
-    add_direction_options,
-    add_models_option,
-    as_arithmetic,
-)
 from dist_transformer.serving.worker import Worker
 
-if TYPE_CHECKING:
-    from dist_transformer.inference.beam import BeamSettings
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeSettings:
+    """The server."""
+
+    model: tuple[Path, ...]
+    """Model folder; several are an ensemble: the mean of their probabilities."""
+    compare: tuple[Path, ...] = ()
+    """A second model, or ensemble, shown beside it."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0: any free port."""
+    max_characters: int = 2000
+    """Characters of the longest accepted text."""
+    nbest: int | None = None
+    """Translations to show; default: 4, or as many as beam if that is less."""
+    loading: Annotated[ExactLoading, FLAT]
+    search: Annotated[Search, FLAT]
+
+    def __post_init__(self) -> None:
+        require_positive(self, "max_characters")
+        # It checks the numbers.
+        self.decoding()
+
+    def decoding(self) -> Decoding:
+        nbest = min(4, self.search.beam) if self.nbest is None else self.nbest
+        return Decoding(nbest=nbest, **values_of(self.search))
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    settings = parse_arguments()
     # Set early, so that the signals also work while models are loaded. An exception could be lost there, and nothing
     # needs an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
-    check_arguments(arguments)
+    served = [paths for paths in (settings.model, settings.compare) if paths]
+    for paths in served:
+        # Before the libraries are imported, which takes seconds.
+        read_joint_info(paths, settings.loading)
 
     from dist_transformer.runtime.device import find_device
     from dist_transformer.serving.models import load_models
     from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
 
-    settings = decoding_settings(arguments)
-    device = find_device(arguments.device)
-    listening = open_socket(arguments.host, arguments.port)
-    way = {"direction": arguments.direction, "tags": arguments.tag}
-    arithmetic = as_arithmetic(arguments.precision, device)
-    models = load_models(models_of(arguments), device, *arithmetic, settings=settings, **way)
+    device = find_device(settings.loading.device)
+    listening = open_socket(settings.host, settings.port)
+    models = load_models(served, settings.loading, settings.decoding(), device)
     local, worker = is_loopback(listening), Worker(MOST_WAITING)
     if not local:
         port = listening.getsockname()[1]
         print(
-            f"warning: --host {arguments.host} opens port {port} to other machines without a password: anyone who can "
+            f"warning: --host {settings.host} opens port {port} to other machines without a password: anyone who can "
             "reach it can use the models",
             file=sys.stderr,
             flush=True,
         )
-    app = make_app(models, max_characters=arguments.max_characters, only_local_names=local, worker=worker)
+    app = make_app(models, max_characters=settings.max_characters, only_local_names=local, worker=worker)
     ready = f"Open {address_of(listening)} in a browser. Ctrl-C stops the server."
     asyncio.run(serve(app, listening, lambda: print(ready, flush=True)))
     if worker.is_busy:
@@ -73,38 +94,5 @@ def main() -> None:
         os._exit(0)
 
 
-def check_arguments(arguments: argparse.Namespace) -> None:
-    """Check what can be checked before the libraries are imported, which takes seconds."""
-    if arguments.max_characters < 1:
-        raise UserError(f"--max-characters is {arguments.max_characters}: it must be 1 or more, such as 2000")
-    for paths in models_of(arguments):
-        read_joint_info(paths, arguments.direction, arguments.tag)
-
-
-def models_of(arguments: argparse.Namespace) -> list[list[Path]]:
-    """Return the folders of each model to show."""
-    return [arguments.model, *([arguments.compare] if arguments.compare else [])]
-
-
-def decoding_settings(arguments: argparse.Namespace) -> "BeamSettings":
-    from dist_transformer.inference.beam import BeamSettings
-
-    nbest = min(4, arguments.beam) if arguments.nbest is None else arguments.nbest
-    return BeamSettings(beam_size=arguments.beam, length_penalty=arguments.length_penalty, nbest=nbest)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    option = parser.add_argument
-    add_models_option(parser)
-    option("--compare", type=Path, nargs="+", metavar="MODEL", help="a second model, or ensemble, shown beside it")
-    add_direction_options(parser)
-    option("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    option("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default 8000)")
-    add_device_option(parser)
-    option("--precision", choices=DECODING_PRECISIONS, default="fp32", help="arithmetic (default fp32)")
-    option("--beam", type=int, default=4, metavar="K", help="beam size; 1: greedy search (default 4)")
-    option("--nbest", type=int, metavar="K", help="translations to show (default 4, at most --beam)")
-    option("--length-penalty", type=float, default=0.6, metavar="A", help="exponent of the penalty (default 0.6)")
-    option("--max-characters", type=int, default=2000, metavar="N", help="longest accepted text (default 2000)")
-    return parser.parse_args()
+def parse_arguments() -> ServeSettings:
+    return parse(ServeSettings, Page(text=__doc__))

@@ -33,6 +33,7 @@ _MANY_FLAGS = 25
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
 # DeepSpeed's launcher adds this flag; the environment has the same value.
 _OF_LAUNCHERS = "--local-rank"
+_FLAG = re.compile(r"--[a-z][a-z.-]*")
 _OWN_FLAGS = ("--config", "--print-config", "--help", "--help-all")
 
 
@@ -60,6 +61,26 @@ class Stated:
     """Names in a file that are for others."""
     prints: bool = False
     """Whether the settings are to be printed, instead of used."""
+    function: str = ""
+    """Function of Python whose keywords they are; empty for a command."""
+
+    def check(self, known: Sequence[Setting], rules: FlagRules) -> None:
+        """Refuse settings that the others leave without effect; defaults count only as flags.
+
+        Raises:
+            UserError: there is one.
+        """
+        meant = set[str]()
+        for each in known:
+            value = self.values.get(each.name, each.default)
+            is_flag = self.written.get(each.name, "").startswith("--")
+            if value != each.default or (is_flag and value is not None and value is not False):
+                meant.add(each.flag)
+        try:
+            rules.check(meant)
+        except UserError as error:
+            said = str(error)
+            raise UserError(_FLAG.sub(lambda flag: _as_name(flag[0]), said) if self.function else said) from None
 
     def build(self, kind: type[T], default: T | None = None) -> T:
         """Build the settings of a command; see `schema.build`.
@@ -69,6 +90,8 @@ class Stated:
         """
         for each in settings_of(kind) if default is None else ():
             if each.default is MISSING and each.name not in self.values:
+                if self.function:
+                    raise UserError(f"in {self.function}, {each.name} is missing: pass it")
                 raise UserError(f"{each.flag} is missing: pass it; see {program()} --help")
         try:
             built = build(kind, self.values, default=default)
@@ -96,7 +119,7 @@ def parse(kind: type[T], page: Page, *, rules: FlagRules | None = None, words: S
     """
     known = settings_of(kind)
     stated = read_words(known, page, sys.argv[1:] if words is None else words)
-    (rules or FlagRules()).check({each.flag for each in known if each.name in stated.values})
+    stated.check(known, rules or FlagRules())
     return stated.build(kind)
 
 
@@ -149,21 +172,30 @@ def read_words(
     return stated
 
 
-def read_keywords(kind: type, keywords: Mapping[str, Any], function: str, *, also: Iterable[str] = ()) -> Stated:
+def read_keywords(
+    kind: type,
+    keywords: Mapping[str, Any],
+    function: str,
+    *,
+    also: Iterable[str] = (),
+    rules: FlagRules | None = None,
+) -> Stated:
     """Read the settings that a function of Python is given. A path may be text, and one value stand for a list.
 
     Args:
         also: other keywords of the function, which a wrong one may have meant.
+        rules: those of the flags.
 
     Raises:
-        UserError: a wrong name or value.
+        UserError: a wrong name or value, or settings that do not go together.
     """
-    stated = Stated()
+    stated = Stated(function=function)
     # Values of Python that no flag can state.
     own = {field.name for field in dataclasses.fields(kind) if field.metadata.get("python_only")} & keywords.keys()
     stated.values.update({name: keywords[name] for name in own})
     rest = {name: value for name, value in keywords.items() if name not in own}
     _read_values(stated, settings_of(kind), rest, function, also=also)
+    stated.check(settings_of(kind), rules or FlagRules())
     return stated
 
 
@@ -176,7 +208,7 @@ def _read_values(
     also: Iterable[str] = (),
 ) -> None:
     """Add the settings of a file with lines, or of the function `where`."""
-    by_name = {each.flag[2:].replace("-", "_"): each for each in known} | {each.name: each for each in known}
+    by_name = {_as_name(each.flag): each for each in known} | {each.name: each for each in known}
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if name not in stated.passed_over:
@@ -192,6 +224,11 @@ def _read_values(
         stated.values[each.name] = value_of_json(each.hint, value, name, where, metadata=each.metadata)
         line = f" (line {lines[name]})" if lines and name in lines else ""
         stated.written[each.name] = name if lines is None else f"{name} in {where}{line}"
+
+
+def _as_name(flag: str) -> str:
+    """Write a flag as files and Python write its setting."""
+    return flag[2:].replace("-", "_")
 
 
 def _as_plain(each: Setting, value: Any) -> Any:
@@ -300,7 +337,8 @@ def _help(known: Sequence[Setting], page: Page, defaults: Mapping[str, Any], *, 
 
 
 def _help_text(each: Setting, default: Any) -> str:
-    choices = f"one of {', '.join(each.names)}" if each.names else ""
+    word = "or" if {int, float} & set(each.kinds) else "one of"
+    choices = f"{word} {', '.join(each.names)}" if each.names else ""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     if default is MISSING:
         choices = f"required; {choices}".rstrip("; ")

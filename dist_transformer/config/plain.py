@@ -33,7 +33,8 @@ def to_plain(config: Any) -> dict[str, Any]:
     """Convert a config to JSON values. The settings of a group without a prefix are on the top level."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
-        if field.metadata.get("omit_default") and getattr(config, field.name) == field.default:
+        omits = field.metadata.get("omit_default") and getattr(config, field.name) == field.default
+        if omits or field.metadata.get("python_only"):
             continue
         value = _to_json(getattr(config, field.name))
         if _WRITTEN in field.metadata:

@@ -1,6 +1,5 @@
 """Translate a test set with a model folder and score it, on any number of ranks."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,16 +10,16 @@ from typing import Any
 import torch
 
 from dist_transformer.base.messages import as_kind
+from dist_transformer.config.schema import values_of
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.evaluation.languages import wrong_side
 from dist_transformer.evaluation.report import hypotheses_file, write_report
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.evaluation.settings import EvaluateSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.interface import DecodingModel
-from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.options import agreed_precision, as_arithmetic
-from dist_transformer.inference.sampling.mbr import MbrSettings
+from dist_transformer.inference.loading import load_joint, with_agreed_precision
 from dist_transformer.inference.scoring import longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
@@ -37,6 +36,7 @@ class Evaluation:
     notes: tuple[str, ...]
     """Notes that a reader of the scores needs, one sentence each."""
     hypotheses: list[str]
+    decoding: Decoding
     split_over: int | None
     """Tokens above which lines of several sentences were split; None: only lines too long for the model were."""
     split_sentences: int
@@ -46,19 +46,19 @@ class Evaluation:
     world_size: int
     precision: str | None = None
     """Arithmetic of decoding, `bf16` or `fp32`; None: that of a model that the caller loaded."""
-    mbr: MbrSettings | None = None
-    """Choice among samples; None: beam search."""
     model_folders: tuple[Path, ...] = ()
     """Folder of the model, or those of an ensemble; none if it was not read from one."""
 
     def report(self, hypotheses_file: Path) -> dict[str, Any]:
         """Convert to JSON values; `hypotheses_file` is the caller's file for the hypotheses."""
+        chosen, language = self.decoding, self.info.target_language
+        mbr = {name: getattr(chosen, name) for name in ("utility", "seed", "epsilon")}
         return {
             **self.scores.report(),
             "notes": list(self.notes),
             "sentences": len(self.hypotheses),
             "precision": self.precision,
-            "mbr": None if self.mbr is None else dataclasses.asdict(self.mbr),
+            "mbr": chosen.mbr and {"samples": chosen.mbr, "language": language, "nbest": chosen.results, **mbr},
             "split_over": self.split_over,
             "split_sentences": self.split_sentences,
             "hypotheses": str(hypotheses_file),
@@ -83,67 +83,40 @@ class ReferencedText:
 
 
 def evaluate(
-    model_folders: Sequence[Path],
-    *,
-    source: Path,
-    references: Sequence[Path],
-    settings: BeamSettings,
-    mbr: MbrSettings | None = None,
-    device: torch.device,
-    precision: str | None = None,
-    max_batch_tokens: int | None = None,
-    split_over: int | None = None,
-    lowercase: bool = False,
-    direction: str | None = None,
-    tags: Sequence[str] | None = None,
-    warn: Callable[[str], object] = lambda _: None,
+    settings: EvaluateSettings, *, device: torch.device, warn: Callable[[str], object] = lambda _: None
 ) -> Evaluation:
-    """Translate a test set with a model folder, or an ensemble, and score it. Collective: every rank must call it.
+    """Translate a test set with a model, or an ensemble, and score it. Collective: every rank must call it.
 
-    Every rank must pass the same arguments, and gets the same evaluation.
+    Every rank must pass the same settings, and gets the same evaluation.
 
     Args:
-        precision: `bf16`, `fp32` or `int8`; default: bf16 if all ranks have instructions for it, otherwise fp32.
-        mbr: draw samples and choose among them, instead of a search.
-        split_over: as for `Translator`; None, as published scores are made: lines are translated as they stand.
-        lowercase: ignore case; case is also ignored if the model's tokenizer lowercases all text.
-        direction: name of a direction of the model; needed if there are several.
-        tags: tags in front of every source, instead of the direction's.
+        settings: those of a model.
         warn: called on rank 0, before decoding, with a sentence about texts that seem to be swapped.
 
     Raises:
         UserError: a file is unfit on some rank; every rank raises it.
     """
-    test_set = read_test_set(source, *references)
-    precision = agreed_precision(precision, device)
-    model, tokenizer, info = on_all_ranks(
-        lambda: load_joint(model_folders, device, *as_arithmetic(precision, device), direction=direction, tags=tags)
-    )
+    assert settings.src is not None
+    test_set = read_test_set(settings.src, *settings.ref)
+    loading = with_agreed_precision(settings.loading, device)
+    model, tokenizer, info = on_all_ranks(lambda: load_joint(settings.model, loading, device))
     if rank() == 0 and (
         caution := wrong_side(
             info,
             tokenizer,
             sources=test_set.sources,
             targets=test_set.references[0],
-            source_file=source,
-            target_file=references[0],
+            source_file=settings.src,
+            target_file=settings.ref[0],
             flags="whether --src and --ref are swapped, and --direction",
         )
     ):
         warn(caution)
+    decoding = Decoding(**values_of(settings.decoding))
     evaluation = evaluate_model(
-        model,
-        tokenizer,
-        info,
-        test_set,
-        settings=settings,
-        mbr=mbr,
-        device=device,
-        max_batch_tokens=max_batch_tokens,
-        split_over=split_over,
-        lowercase=lowercase,
+        model, tokenizer, info, test_set, settings=decoding, device=device, lowercase=settings.lowercase
     )
-    return replace(evaluation, precision=precision, model_folders=tuple(model_folders))
+    return replace(evaluation, precision=loading.precision, model_folders=settings.model)
 
 
 def read_test_set(source: Path, *references: Path) -> ReferencedText:
@@ -165,27 +138,12 @@ def evaluate_model(
     info: ModelInfo,
     test_set: ReferencedText,
     *,
-    settings: BeamSettings,
-    mbr: MbrSettings | None = None,
+    settings: Decoding,
     device: torch.device,
-    max_batch_tokens: int | None = None,
-    split_over: int | None = None,
     lowercase: bool = False,
 ) -> Evaluation:
     """Evaluate a loaded model, for the direction of `info`, on loaded text. Collective: every rank must call it."""
-    translator = on_all_ranks(
-        lambda: Translator(
-            model,
-            tokenizer,
-            device,
-            settings,
-            mbr=mbr,
-            tags=info.direction.tags,
-            max_batch_tokens=max_batch_tokens,
-            split_over=split_over,
-            longest_trained=info.longest_source,
-        )
-    )
+    translator = on_all_ranks(lambda: Translator.of(model, tokenizer, info, device, settings))
     start = time.perf_counter()
     translations = translator.translate_distributed(test_set.sources)
     seconds = time.perf_counter() - start
@@ -207,8 +165,8 @@ def evaluate_model(
             *_notes(tokenizer, test_set),
         ),
         hypotheses=hypotheses,
-        split_over=split_over,
-        mbr=mbr,
+        decoding=settings,
+        split_over=translator.split_over,
         split_sentences=sum(translation.split is not None for translation in translations),
         seconds=seconds,
         world_size=world_size(),

@@ -40,7 +40,7 @@ from dist_transformer.export.huggingface import (
 from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS, Target
 from dist_transformer.export.marian import numberings_of, refuse_what_marian_lacks
 from dist_transformer.export.peer import Exported, require_library
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CARD_FILE, ModelInfo, load_model, read_model_info
@@ -131,7 +131,7 @@ def export(
     refuse_unfit(read_model_info(settings.model).model)
     model, tokenizer, info = load_model(settings.model, device)
     info = info.facing(settings.direction, settings.tags)
-    translator = Translator(model, tokenizer, device, BeamSettings(), tags=info.direction.tags)
+    translator = Translator(model, tokenizer, device, Decoding(), tags=info.direction.tags)
     dev = dev_text(pairs, translator, info)
     try:
         make_folder(settings.out.absolute().parent)
@@ -239,7 +239,7 @@ class _Job:
         tags = self.info.direction.tags
         if self.settings.to == "hf":
             write_huggingface(folder, self.model, self.tokenizer, self.info)
-            self._write_generation_config(folder, BeamSettings().length_penalty)
+            self._write_generation_config(folder, Decoding().length_penalty)
             numberings = numberings_of(self.tokenizer, self.model.config)
             return HuggingFacePeer(folder, self.device, tags, numberings=numberings)
         write_ctranslate2(folder, self.model, self.tokenizer, tags, quantization=quantization)

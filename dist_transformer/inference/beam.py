@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.candidates import best_extensions
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.interface import DecodingModel, DecodingState
 from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
 from dist_transformer.model.packed import PackedTokens, pack_side
@@ -37,33 +37,6 @@ _MULTIPLE = 8
 _WARM_UP_STEPS = 3
 # Mark of a slot without a sentence.
 _IDLE = -1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BeamSettings:
-    """Settings of beam search; the defaults are the paper's: beam 4, α 0.6, at most source length + 50."""
-
-    beam_size: int = 4
-    """Living hypotheses in each step; 1 is greedy search."""
-    length_penalty: float = 0.6
-    """Exponent α: 0 compares log probabilities, 1 compares nearly their mean per token."""
-    max_extra_tokens: int = 50
-    """Maximum number of tokens that an output has more than its source."""
-    nbest: int = 1
-    """Hypotheses returned per sentence, best first."""
-    least_growth: int = 4
-    """Tokens by which a living hypothesis may still grow and win, when a quarter of its own are fewer."""
-
-    def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise UserError(f"beam_size is {self.beam_size}: it must be 1 (greedy) or more; 4 is usual")
-        # Below 0 a longer hypothesis could gain by losing probability, and the stopping rule would be wrong.
-        if not self.length_penalty >= 0:
-            raise UserError(f"length_penalty is {self.length_penalty}: it must be 0 (off) or more; 0.6 is usual")
-        if self.max_extra_tokens < 0:
-            raise UserError(f"max_extra_tokens is {self.max_extra_tokens}: it must be 0 or more; 50 is usual")
-        if not 1 <= self.nbest <= self.beam_size:
-            raise UserError(f"nbest is {self.nbest}: it must be 1 to beam_size ({self.beam_size}), or raise beam_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +57,7 @@ def beam_search(
     model: DecodingModel,
     sources: Sequence[Sequence[int]],
     *,
-    settings: BeamSettings,
+    settings: Decoding,
     slots: int | None = None,
     never: Sequence[int] = (),
     prefixes: Prefixes | None = None,
@@ -180,7 +153,7 @@ class _Search:
         self,
         model: DecodingModel,
         sources: Sequence[Sequence[int]],
-        settings: BeamSettings,
+        settings: Decoding,
         slots: int | None,
         never: Sequence[int] = (),
         prefixes: Prefixes | None = None,
@@ -201,7 +174,7 @@ class _Search:
             longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
         self.state: DecodingState = model.new_decoder_state(
             slots=count,
-            beam_size=settings.beam_size,
+            beam_size=settings.beam,
             source_room=longest_source,
             longest=longest,
             fixed_shapes=self.refills,
@@ -209,8 +182,8 @@ class _Search:
         )
         self.tracker: PrefixTracker | None = None
         if prefixes is not None:
-            self.tracker = PrefixTracker(prefixes, slots=count, beam_size=settings.beam_size, device=self.device)
-        self.beams = _Beams.idle(count, settings.beam_size, longest, self.device)
+            self.tracker = PrefixTracker(prefixes, slots=count, beam_size=settings.beam, device=self.device)
+        self.beams = _Beams.idle(count, settings.beam, longest, self.device)
         self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
         # lp(n) at place n.
         self.penalties = ((5 + torch.arange(longest + 1, device=self.device).float()) / 6) ** settings.length_penalty
@@ -245,7 +218,7 @@ class _Search:
 
     def _step(self) -> None:
         """Extend every living hypothesis by a token."""
-        beams, beam = self.beams, self.settings.beam_size
+        beams, beam = self.beams, self.settings.beam
         positions_N = self.state.positions_N
         # All hypotheses begin with `<s>`, so one of them shows the best extensions of the first step.
         is_first = self.state.end == 0 and 2 * beam <= self.model.config.output_size
@@ -285,7 +258,7 @@ class _Search:
         length_N1 = (self.state.positions_N + 1).unsqueeze(1)
         score_Nc = torch.where(is_end_Nc, logp_Nc / self.penalties[length_N1], -torch.inf)
         scores = torch.cat([beams.ended_score_Nk, score_Nc], dim=1)
-        order_Nk = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.settings.beam_size]
+        order_Nk = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.settings.beam]
         beams.ended_score_Nk.copy_(scores.gather(1, order_Nk))
         beams.ended_logp_Nk.copy_(torch.cat([beams.ended_logp_Nk, logp_Nc], dim=1).gather(1, order_Nk))
         lengths = torch.cat([beams.ended_length_Nk, length_N1.expand_as(parent_Nc)], dim=1)
@@ -301,14 +274,14 @@ class _Search:
         length_N = torch.minimum(tokens_N + growth_N, beams.limit_N) + 1
         bound_N = beams.alive_logp_Nk[:, 0] / self.penalties[length_N]
         # Not "≥", because the search must also end if the numbers of a model are not finite.
-        ends_N = ~(beams.ended_score_Nk[:, self.settings.nbest - 1] < bound_N)
+        ends_N = ~(beams.ended_score_Nk[:, self.settings.results - 1] < bound_N)
         beams.alive_logp_Nk.masked_fill_(ends_N.unsqueeze(1), -torch.inf)
 
     def _collect(self, slots: np.ndarray) -> None:
         rows, beams = torch.from_numpy(slots).to(self.device), self.beams
         ended = (beams.ended_NkC, beams.ended_length_Nk, beams.ended_cut_Nk)
         columns = (*ended, beams.ended_score_Nk, beams.ended_logp_Nk)
-        tokens, lengths, cuts, scores, logps = (column[rows, : self.settings.nbest].tolist() for column in columns)
+        tokens, lengths, cuts, scores, logps = (column[rows, : self.settings.results].tolist() for column in columns)
         for i, sentence in enumerate(self.sentence_of_slot[slots]):
             self.results[sentence] = [
                 Hypothesis(tokens=row[: length - 1], score=score, log_probability=logp, is_cut=bool(cut))

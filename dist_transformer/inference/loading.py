@@ -1,4 +1,4 @@
-"""Reading of one model folder, or of several whose models decode together."""
+"""Reading of one model folder, or of several whose models decode together, and the arithmetic of a model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+from dist_transformer.inference.decoding import Loading
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
+from dist_transformer.runtime.launch import as_typed, own_command
 
 # Commands check their arguments with this module, and torch costs seconds.
 if TYPE_CHECKING:
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
     from dist_transformer.inference.interface import DecodingModel
 
 
-def read_joint_info(
-    paths: Sequence[Path], direction: str | None = None, tags: Sequence[str] | None = None
-) -> ModelInfo:
+def read_joint_info(paths: Sequence[Path], loading: Loading) -> ModelInfo:
     """Read config.json of a model folder, or of all folders of an ensemble, for one direction.
 
     Returns:
@@ -29,7 +29,7 @@ def read_joint_info(
     Raises:
         UserError: a folder has no model, lacks the direction, or differs from the first one in vocabulary or direction.
     """
-    infos = [read_model_info(path).facing(direction, tags) for path in paths]
+    infos = [read_model_info(path).facing(loading.direction, loading.tags) for path in paths]
     first, *others = infos
     for path, info in zip(paths[1:], others, strict=True):
         if info.tokenizer_sha256 != first.tokenizer_sha256:
@@ -57,22 +57,56 @@ def read_joint_info(
 
 
 def load_joint(
-    paths: Sequence[Path],
-    device: "torch.device",
-    dtype: "torch.dtype | None" = None,
-    in_int8: bool = False,
-    *,
-    direction: str | None = None,
-    tags: Sequence[str] | None = None,
+    paths: Sequence[Path], loading: Loading, device: "torch.device"
 ) -> "tuple[DecodingModel, Vocabulary, ModelInfo]":
     """Read a model folder, or several as an ensemble, for one direction; the model is in evaluation mode.
 
     Raises:
-        UserError: `read_joint_info` or `load_model` failed.
+        UserError: `read_joint_info` or `load_model` failed, or the device does not compute in that precision.
     """
     from dist_transformer.inference.ensemble import Ensemble
 
-    info = read_joint_info(paths, direction, tags)
-    loaded = [load_model(path, device, dtype, in_int8) for path in paths]
+    info, arithmetic = read_joint_info(paths, loading), as_arithmetic(loading.precision, device)
+    loaded = [load_model(path, device, *arithmetic) for path in paths]
     models = [model for model, _, _ in loaded]
     return models[0] if len(models) == 1 else Ensemble(models).eval(), loaded[0][1], info
+
+
+def with_agreed_precision(loading: Loading, device: "torch.device") -> Loading:
+    """Set the precision if it was not: bf16 if all ranks have instructions for it, otherwise fp32.
+
+    Collective: every rank must call it.
+    """
+    from dist_transformer.runtime.device import multiplies_bf16
+    from dist_transformer.runtime.distributed import gather_objects
+
+    if loading.precision is not None:
+        return loading
+    return replace(loading, precision="bf16" if all(gather_objects(multiplies_bf16(device))) else "fp32")
+
+
+def as_arithmetic(precision: str | None, device: "torch.device") -> "tuple[torch.dtype, bool]":
+    """Return the dtype of a model that decodes in a precision, and whether it multiplies in int8.
+
+    Raises:
+        UserError: there is no such precision, or this device does not support it.
+    """
+    from dist_transformer.model import cpu_kernels
+    from dist_transformer.runtime.device import as_dtype, multiplies_bf16, multiplies_int8
+
+    if precision != "int8":
+        return as_dtype(precision), False
+    dtype = as_dtype("bf16" if multiplies_bf16(device) else "fp32")
+    if not multiplies_int8(device):
+        where = "it computes on a CPU alone" if device.type == "cuda" else "this CPU has no instructions for it (VNNI)"
+        raise UserError(f"precision is int8, but {where}: use bf16 or fp32")
+    if not cpu_kernels.takes(dtype):
+        raise UserError("precision is int8, but there is no C++ compiler: install g++, or use bf16 or fp32")
+    return dtype, True
+
+
+def translate_command(models: Sequence[Path], loading: Loading) -> str:
+    """Return the command that translates lines as they are typed, for a user who has a model."""
+    direction = ("--direction", loading.direction) if loading.direction else ()
+    tags = ("--tag", *loading.tags) if loading.tags else ()
+    return as_typed(own_command("translate", "--model", *models, *direction, *tags))

@@ -17,13 +17,13 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.interface import DecodingModel
-from dist_transformer.inference.options import SCORED_TOKENS
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
 
 # Lines that are held in memory, and from which batches are formed.
 _LINES_AT_ONCE = 10_000
+_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 IdPair = tuple[list[int], list[int]]
 
@@ -48,7 +48,7 @@ def score_pairs(
     *,
     device: torch.device,
     tags: Sequence[str] = (),
-    max_batch_tokens: int | None = None,
+    batch_tokens: int | None = None,
 ) -> list[PairScore]:
     """Score `targets[i]` as a translation of `sources[i]`.
 
@@ -60,7 +60,7 @@ def score_pairs(
     Args:
         model: model in evaluation mode.
         tags: tags of the vocabulary, in front of every source.
-        max_batch_tokens: tokens per batch, counted on the longer side of each pair; None: a default for the device. A
+        batch_tokens: tokens per batch, counted on the longer side of each pair; None: a default for the device. A
             longer pair is a batch of its own.
 
     Raises:
@@ -69,11 +69,11 @@ def score_pairs(
     """
     pairs = _encode(tokenizer, sources, targets, tags)
     _refuse_long(model, pairs, first_line=1)
-    return score_ids(model, pairs, device=device, max_batch_tokens=max_batch_tokens)
+    return score_ids(model, pairs, device=device, batch_tokens=batch_tokens)
 
 
 def score_ids(
-    model: DecodingModel, pairs: Sequence[IdPair], *, device: torch.device, max_batch_tokens: int | None = None
+    model: DecodingModel, pairs: Sequence[IdPair], *, device: torch.device, batch_tokens: int | None = None
 ) -> list[PairScore]:
     """Score pairs as `score_pairs` does, from ids without special tokens that fit the model's positions.
 
@@ -83,7 +83,7 @@ def score_ids(
     def read(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
         return logits_TV.log_softmax(-1).gather(1, labels_T.unsqueeze(1)).squeeze(1)
 
-    values = read_targets(model, pairs, read, device=device, max_batch_tokens=max_batch_tokens)
+    values = read_targets(model, pairs, read, device=device, batch_tokens=batch_tokens)
     return [
         PairScore(log_probability=math.fsum(found), token_log_probabilities=tuple(found), tokens=(*target, EOS_ID))
         for (_, target), found in zip(pairs, values, strict=True)
@@ -96,7 +96,7 @@ def read_targets(
     read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     *,
     device: torch.device,
-    max_batch_tokens: int | None = None,
+    batch_tokens: int | None = None,
 ) -> list[list[float]]:
     """Compute one number per target token of each pair, `</s>` last, in one pass over the pair.
 
@@ -105,9 +105,9 @@ def read_targets(
     Args:
         read: computes the numbers, shape (T,), from logits, shape (T, V), and the target ids, shape (T,).
     """
-    limit = SCORED_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
+    limit = _BATCH_TOKENS[device.type] if batch_tokens is None else batch_tokens
     if limit < 1:
-        raise UserError(f"max_batch_tokens is {limit}: it must be above 0")
+        raise UserError(f"batch_tokens is {limit}: it must be above 0")
     model.to(device)
     batches = _make_batches(pairs, limit)
     share = batches[rank() :: world_size()]
@@ -133,7 +133,7 @@ def score_files(
     *,
     device: torch.device,
     tags: Sequence[str] = (),
-    max_batch_tokens: int | None = None,
+    batch_tokens: int | None = None,
     look: Callable[[Sequence[str], Sequence[str]], object] = lambda *_: None,
 ) -> Iterator[list[PairScore]]:
     """Score files of any size as `score_pairs` does; yield the scores of 10,000 lines at a time, in order.
@@ -152,9 +152,7 @@ def score_files(
     chunks = _chunks(files)
     while chunk := broadcast_object(on_all_ranks(lambda: next(chunks, []) if rank() == 0 else [])):
         sources, targets = zip(*chunk, strict=True)
-        yield score_pairs(
-            model, tokenizer, sources, targets, device=device, tags=tags, max_batch_tokens=max_batch_tokens
-        )
+        yield score_pairs(model, tokenizer, sources, targets, device=device, tags=tags, batch_tokens=batch_tokens)
 
 
 def _check_files(

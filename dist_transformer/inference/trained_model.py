@@ -5,20 +5,18 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any
 
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.wrong_names import known_parameters
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import RULES, Decoding, ExactLoading
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.options import as_arithmetic, choose_split_over
-from dist_transformer.inference.sampling.mbr import DEFAULT_EPSILON, MbrSettings, Utility
-from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
@@ -61,234 +59,121 @@ class TrainedModel:
         object.__setattr__(self, "_products", Products(in_int8=self.model.in_int8))
 
     @classmethod
-    @known_parameters
-    def load(
-        cls,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        device: str | None = None,
-        precision: str = "fp32",
-        direction: str | None = None,
-        tags: Sequence[str] | None = None,
-    ) -> "TrainedModel":
+    def load(cls, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **settings: Any) -> "TrainedModel":
         """Load a model folder, or several as an ensemble.
 
         Args:
             path: folder that `average` wrote. Those of a list become an ensemble: each step of a search, and each
                 score, uses the mean of the models' probabilities. They must have one vocabulary.
-            device: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
-            precision: `fp32`, `bf16` or `int8`: translation multiplies integers, on a CPU; the rest is in bf16 or fp32.
-            direction: direction such as `en-de`; required if the model has several.
-            tags: tags in front of every source, instead of the direction's.
+            settings: `device`: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
+                `precision`: `fp32` (the default), `bf16`, or `int8`: translation multiplies integers, on a CPU; the
+                rest is in bf16 or fp32.
+                `direction`: direction such as `en-de`; required if the model has several.
+                `tags`: tags in front of every source, instead of the direction's.
 
         Raises:
             UserError: a model folder is damaged, the device cannot be used, there is no such direction, or the models
                 of an ensemble have different vocabularies.
         """
+        loading = read_keywords(ExactLoading, settings, "load", also=("path",)).build(ExactLoading)
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
             raise UserError("path has no model folder: pass at least one")
-        where = find_device(device)
-        arithmetic = as_arithmetic(precision, where)
-        return cls(*load_joint(list(map(Path, paths)), where, *arithmetic, direction=direction, tags=tags), where)
+        device = find_device(loading.device)
+        return cls(*load_joint(list(map(Path, paths)), loading, device), device)
 
-    # A str is also a sequence of str, so overloads overlap; the first match applies.
-    @overload
-    def translate(  # type: ignore[overload-overlap]
-        self,
-        lines: str,
-        *,
-        beam: int = ...,
-        nbest: None = ...,
-        length_penalty: float = ...,
-        max_extra_tokens: int = ...,
-        batch_tokens: int | None = ...,
-        split_over: int | Literal["no"] | None = ...,
-        prefixes: str | Iterable[str] | None = ...,
-    ) -> str: ...
-
-    @overload
     def translate(
-        self,
-        lines: Iterable[str],
-        *,
-        beam: int = ...,
-        nbest: None = ...,
-        length_penalty: float = ...,
-        max_extra_tokens: int = ...,
-        batch_tokens: int | None = ...,
-        split_over: int | Literal["no"] | None = ...,
-        prefixes: str | Iterable[str] | None = ...,
-    ) -> list[str]: ...
-
-    @overload
-    def translate(
-        self,
-        lines: Iterable[str],
-        *,
-        beam: int = ...,
-        nbest: int,
-        length_penalty: float = ...,
-        max_extra_tokens: int = ...,
-        batch_tokens: int | None = ...,
-        split_over: int | Literal["no"] | None = ...,
-        prefixes: str | Iterable[str] | None = ...,
-    ) -> list[list[ScoredText]]: ...
-
-    @known_parameters
-    def translate(
-        self,
-        lines: str | Iterable[str],
-        *,
-        beam: int = 4,
-        nbest: int | None = None,
-        length_penalty: float = 0.6,
-        max_extra_tokens: int = 50,
-        batch_tokens: int | None = None,
-        split_over: int | Literal["no"] | None = None,
-        prefixes: str | Iterable[str] | None = None,
-    ) -> str | list[str] | list[list[ScoredText]]:
-        """Translate lines by beam search, as the command `translate` does.
+        self, lines: str | Iterable[str], *, prefixes: str | Iterable[str] | None = None, **settings: Any
+    ) -> Any:
+        """Translate lines, as the command `translate` does.
 
         Args:
-            lines: a str, which returns a str with as many lines, or a list or other iterable of lines; a blank line
-                gives a blank one.
-            beam: living hypotheses of the search; 1 is greedy.
-            nbest: return the best `nbest` translations per line, best first, with their scores: log p divided by
-                ((5 + length) / 6) to the power of `length_penalty`.
-            length_penalty: exponent of the length penalty.
-            max_extra_tokens: maximum number of tokens that an output has more than its source.
-            batch_tokens: padded source tokens of a batch times beam; None: a default for the device.
-            split_over: lines of several sentences with more tokens are split at the ends of the sentences, and a
-                warning counts them. None: all, if the model was trained on less than 2% of such lines, otherwise those
-                with more than any source in the training; `no`: only lines that are too long for the model.
+            lines: a str, which may have several lines, or a list or other iterable of lines; a blank line gives a blank
+                one.
             prefixes: text that each translation begins with, as the target vocabulary normalizes it: a str for the
                 lines of a str, or a list, with an empty one for no prefix. It may end inside a word. A line whose
                 prefix has several sentences is translated as a whole.
+            settings: those of the class `Decoding`, with the names and defaults of the command's flags.
+                Search: `beam`, living hypotheses; 1 is greedy. `length_penalty`, exponent of the length penalty.
+                `max_extra_tokens`, maximum number of tokens that an output has more than its source.
+                `nbest`: the best translations per line with their scores, log p divided by ((5 + length) / 6) to the
+                power of `length_penalty`.
+                `batch_tokens`: padded source tokens of a batch times beam.
+                `split_over`: lines of several sentences with more tokens are split at the ends of the sentences, and a
+                warning counts them. By default all, if the model was trained on less than 2% of such lines, otherwise
+                those with more than any source in the training; `"no"`: only lines that are too long for the model.
+                `sample`, `top_k`, `top_p`, `epsilon`, `temperature`, `distinct`, `seed`: see `sample`. `mbr`,
+                `utility`: see `mbr`.
 
         A warning counts the translations that were cut at the maximum length, too.
 
-        Raises:
-            UserError: lines or prefixes that are no text of one line each, a setting out of range, or weights that are
-                not finite, or a prefix that does not fit its line.
-        """
-        settings = BeamSettings(
-            beam_size=beam,
-            length_penalty=length_penalty,
-            max_extra_tokens=max_extra_tokens,
-            nbest=1 if nbest is None else nbest,
-        )
-        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over)
-        begun = prefixes.split("\n") if isinstance(prefixes, str) else prefixes
-        found = _translated(translator, lines.split("\n") if isinstance(lines, str) else lines, prefixes=begun)
-        if nbest is not None:
-            return found
-        texts = [hypotheses[0].text for hypotheses in found]
-        return "\n".join(texts) if isinstance(lines, str) else texts
+        Returns:
+            A str for a str, and a list of str for lines. With `nbest`, `sample` or `mbr`, a list of `ScoredText` for
+            each line, best first or in the order in which they were drawn.
 
-    @known_parameters
+        Raises:
+            UserError: lines or prefixes that are no text of one line each, a setting out of range or without effect,
+                weights that are not finite, or a prefix that does not fit its line.
+        """
+        return self._translate("translate", lines, prefixes, **settings)
+
     def sample(
         self,
-        lines: Iterable[str],
+        lines: str | Iterable[str],
         *,
         samples: int = 1,
-        distinct: bool = False,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        epsilon: float | None = None,
-        temperature: float = 1.0,
-        seed: int = 1,
-        length_penalty: float = 0.6,
-        max_extra_tokens: int = 50,
-        batch_tokens: int | None = None,
-        split_over: int | Literal["no"] | None = None,
-        prefixes: Iterable[str] | None = None,
+        prefixes: str | Iterable[str] | None = None,
+        **settings: Any,
     ) -> list[list[ScoredText]]:
         """Draw translations of lines from the model, as the command `translate --sample` does.
 
         Args:
             samples: samples per line, in the order in which they are drawn.
-            distinct: replace a sample whose text was drawn before by a further one.
-            top_k: number of most probable tokens to draw from.
-            top_p: draw from the most probable tokens that have together at least this probability.
-            epsilon: draw from tokens of at least this probability.
-            temperature: draw from p^(1 / temperature).
-            seed: seed of the random numbers, which depend on the line's number and the sample's number otherwise.
-            length_penalty: exponent of the length penalty in the score.
-            max_extra_tokens, batch_tokens, split_over, prefixes: as for `translate`.
+            prefixes: as for `translate`.
+            settings: `top_k`: number of most probable tokens to draw from. `top_p`: draw from the most probable tokens
+                that have together at least this probability. `epsilon`: draw from tokens of at least this probability.
+                `temperature`: draw from p^(1 / temperature).
+                `distinct`: replace a sample whose text was drawn before by a further one.
+                `seed`: seed of the random numbers, which depend on the line's number and the sample's number otherwise.
+                `length_penalty`, of the score, `max_extra_tokens`, `batch_tokens`, `split_over`: as for `translate`.
 
         Raises:
             UserError: `translate` would raise it.
         """
-        sampling = SamplingSettings(
-            seed=seed,
-            top_k=top_k,
-            top_p=top_p,
-            epsilon=epsilon,
-            temperature=temperature,
-            samples=samples,
-            distinct=distinct,
-        )
-        settings = BeamSettings(length_penalty=length_penalty, max_extra_tokens=max_extra_tokens)
-        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over, sampling=sampling)
-        return _translated(translator, lines, prefixes=prefixes)
+        return self._translate("sample", lines, prefixes, sample=True, nbest=samples, **settings)
 
-    @known_parameters
     def mbr(
-        self,
-        lines: Iterable[str],
-        *,
-        samples: int,
-        utility: Utility = "chrf",
-        nbest: int = 1,
-        epsilon: float = DEFAULT_EPSILON,
-        seed: int = 1,
-        max_extra_tokens: int = 50,
-        batch_tokens: int | None = None,
-        split_over: int | Literal["no"] | None = None,
-        prefixes: Iterable[str] | None = None,
+        self, lines: str | Iterable[str], *, samples: int, prefixes: str | Iterable[str] | None = None, **settings: Any
     ) -> list[list[ScoredText]]:
         """Choose among samples of each line by their expected utility, as the command `translate --mbr` does.
 
         Args:
             samples: samples per line, which are also each other's references.
-            utility: `chrf` or `bleu`, sacreBLEU's score of a sentence.
-            nbest: texts per line, best first; the score is the expected utility, 0 to 100.
-            epsilon: least probability of the tokens of a sample.
-            seed: seed of the samples.
-            max_extra_tokens, batch_tokens, split_over, prefixes: as for `translate`.
+            prefixes: as for `translate`.
+            settings: `utility`: `chrf` or `bleu`, sacreBLEU's score of a sentence.
+                `nbest`: texts per line, best first; the score is the expected utility, 0 to 100.
+                `epsilon`: least probability of the tokens of a sample. `seed`: seed of the samples.
+                `max_extra_tokens`, `batch_tokens`, `split_over`: as for `translate`.
 
         Raises:
             UserError: `translate` would raise it.
         """
-        language = self.info.target_language
-        mbr = MbrSettings(samples=samples, utility=utility, language=language, seed=seed, epsilon=epsilon, nbest=nbest)
-        settings = BeamSettings(max_extra_tokens=max_extra_tokens)
-        translator = self._translator(settings, batch_tokens=batch_tokens, split_over=split_over, mbr=mbr)
-        return _translated(translator, lines, prefixes=prefixes)
+        return self._translate("mbr", lines, prefixes, mbr=samples, **settings)
 
-    def _translator(
-        self,
-        settings: BeamSettings,
-        *,
-        batch_tokens: int | None,
-        split_over: int | Literal["no"] | None,
-        sampling: SamplingSettings | None = None,
-        mbr: MbrSettings | None = None,
-    ) -> Translator:
-        return Translator(
-            self.model,
-            self.tokenizer,
-            self.device,
-            settings,
-            sampling=sampling,
-            mbr=mbr,
-            tags=self.info.direction.tags,
-            max_batch_tokens=batch_tokens,
-            split_over=choose_split_over(split_over, self.info.split_over),
-            longest_trained=self.info.longest_source,
-            products=self._products,
-        )
+    def _translate(
+        self, method: str, lines: str | Iterable[str], prefixes: str | Iterable[str] | None, **settings: Any
+    ) -> Any:
+        decoding = read_keywords(Decoding, settings, method, also=("prefixes",), rules=RULES).build(Decoding)
+        translator = Translator.of(self.model, self.tokenizer, self.info, self.device, decoding, self._products)
+        begun = None if prefixes is None else _as_lines("prefixes", _split(prefixes))
+        translations = translator.translate(_as_lines("lines", _split(lines)), prefixes=begun)
+        for note in noted(count_notes(translations)):
+            # Of the line that called the method.
+            warnings.warn(note, stacklevel=3)
+        if decoding.nbest is not None or decoding.samples:
+            return [list(translation.hypotheses) for translation in translations]
+        texts = [translation.text for translation in translations]
+        return "\n".join(texts) if isinstance(lines, str) else texts
 
     @known_parameters
     def score(self, src: Iterable[str], tgt: Iterable[str], *, batch_tokens: int | None = None) -> list[PairScore]:
@@ -307,7 +192,7 @@ class TrainedModel:
             tgt,
             device=self.device,
             tags=self.info.direction.tags,
-            max_batch_tokens=batch_tokens,
+            batch_tokens=batch_tokens,
         )
 
     @known_parameters
@@ -335,15 +220,8 @@ class TrainedModel:
         )
 
 
-def _translated(
-    translator: Translator, lines: Iterable[str], *, prefixes: Iterable[str] | None
-) -> list[list[ScoredText]]:
-    begun = None if prefixes is None else _as_lines("prefixes", prefixes)
-    translations = translator.translate(_as_lines("lines", lines), prefixes=begun)
-    for note in noted(count_notes(translations)):
-        # Of the line that called the method, past `known_parameters`.
-        warnings.warn(note, stacklevel=4)
-    return [list(translation.hypotheses) for translation in translations]
+def _split(text: str | Iterable[str]) -> Iterable[str]:
+    return text.split("\n") if isinstance(text, str) else text
 
 
 def _as_lines(name: str, values: Iterable[str]) -> list[str]:

@@ -12,15 +12,16 @@ from dist_transformer.base.messages import as_kind
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
-from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.beam import Hypothesis, beam_search
+from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
 from dist_transformer.inference.interface import DecodingModel
-from dist_transformer.inference.options import BATCH_TOKENS
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
-from dist_transformer.inference.sampling.mbr import MbrSettings, choose
-from dist_transformer.inference.sampling.sampling import SamplingSettings, sample_several
+from dist_transformer.inference.sampling.mbr import choose
+from dist_transformer.inference.sampling.sampling import sample_several
 from dist_transformer.inference.scoring import not_finite
 from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
 from dist_transformer.model.products import Products
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
 
 # Whether the next sentence takes the slot of one that ended. On a CPU this took 1.5 times as long as steps that get
@@ -119,14 +120,12 @@ class Translator:
     on any number of ranks.
 
     Args:
-        settings: settings of the search; sampling uses its maximum length and its length penalty.
-        sampling: draw translations from the model, instead of a search, in the order of their numbers.
-        mbr: draw samples, and choose among them by their expected utility, which is their score.
+        settings: settings of the search or of samples. The score of a choice among samples is their expected utility.
         tags: tags of the vocabulary, in front of every source and of every part of a split line.
-        max_batch_tokens: padded source tokens of the sentences that are decoded at a time, times beam size; None: a
-            default for the device.
-        split_over: lines of several sentences with more tokens, tags included, are split at the ends of the sentences,
-            which are translated one by one and joined; 0: all lines. None: only those above `max_source_tokens`.
+        language: target language, by which the choice among samples splits text into words.
+        split_over: unless the settings have it: lines of several sentences with more tokens, tags included, are split
+            at the ends of the sentences, which are translated one by one and joined; 0: all lines. None: only those
+            above `max_source_tokens`.
         longest_trained: tokens of the longest source that the model was trained on; None if this is not known.
         max_source_tokens: all longer lines are split (`split_text`), also inside of sentences. None: as many as leave
             positions for an output of `max_extra_tokens` more, but at least half of the positions.
@@ -138,12 +137,10 @@ class Translator:
         model: DecodingModel,
         tokenizer: Vocabulary,
         device: torch.device,
-        settings: BeamSettings,
+        settings: Decoding,
         *,
-        sampling: SamplingSettings | None = None,
-        mbr: MbrSettings | None = None,
         tags: Sequence[str] = (),
-        max_batch_tokens: int | None = None,
+        language: str = "",
         split_over: int | None = None,
         longest_trained: int | None = None,
         max_source_tokens: int | None = None,
@@ -154,24 +151,44 @@ class Translator:
         positions = model.config.max_positions - 1 - len(self.tag_ids)
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.sampling, self.mbr = mbr.sampling if mbr else sampling, mbr
         self._piece_texts: PieceTexts | None = None
         self.products = products or Products(in_int8=model.in_int8)
-        self.refills = self.sampling is None and _REFILLS[device.type]
-        self.max_batch_tokens = BATCH_TOKENS[device.type] if max_batch_tokens is None else max_batch_tokens
+        self.refills = not settings.samples and _REFILLS[device.type]
+        self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.type]
         default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
-        self.split_over, self.longest_trained = split_over, longest_trained
-        if split_over is not None and split_over < 0:
-            raise UserError(f"split_over is {split_over}: it must be 0 or more")
-        if self.max_batch_tokens < 1:
-            raise UserError(f"max_batch_tokens is {self.max_batch_tokens}: it must be above 0")
+        self.language, self.longest_trained = language, longest_trained
+        wanted = split_over if settings.split_over is None else settings.split_over
+        self.split_over = None if wanted == "no" else wanted
         if not LEAST_LIMIT <= self.max_source_tokens <= positions:
             raise UserError(
                 f"max_source_tokens is {self.max_source_tokens}: "
                 f"it must be {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} "
                 "positions"
             )
+
+    @classmethod
+    def of(
+        cls,
+        model: DecodingModel,
+        tokenizer: Vocabulary,
+        info: ModelInfo,
+        device: torch.device,
+        settings: Decoding,
+        products: Products | None = None,
+    ) -> "Translator":
+        """Make the translator of a loaded model, for the direction of `info`."""
+        return cls(
+            model,
+            tokenizer,
+            device,
+            settings,
+            tags=info.direction.tags,
+            language=info.target_language,
+            split_over=info.split_over,
+            longest_trained=info.longest_source,
+            products=products,
+        )
 
     def translate(
         self, lines: Sequence[str], *, first: int = 0, prefixes: Sequence[str] | None = None
@@ -287,8 +304,8 @@ class Translator:
         return make_batches(
             range(len(sources)),
             [len(source) + 1 for source in sources],
-            beam_size=self.sampling.samples if self.sampling else self.settings.beam_size,
-            max_tokens=self.max_batch_tokens,
+            beam_size=self.settings.samples or self.settings.beam,
+            max_tokens=self.batch_tokens,
             refills=self.refills,
         )
 
@@ -300,7 +317,7 @@ class Translator:
             try:
                 found = self._search(batch, sources, [keys[i] for i in batch.places])
             except torch.OutOfMemoryError:
-                raise UserError(f"out of memory with max_batch_tokens {self.max_batch_tokens}: lower it") from None
+                raise UserError(f"out of memory with batch_tokens {self.batch_tokens}: lower it") from None
             for i, hypotheses in zip(batch.places, found, strict=True):
                 # Where nothing is finite, a search has no hypothesis.
                 if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
@@ -312,8 +329,10 @@ class Translator:
                     )
                     for text, hypothesis in zip(texts, hypotheses, strict=True)
                 )
-                if self.mbr is not None:
-                    decoded[i] = _best(decoded[i], self.mbr)
+                if self.settings.mbr is not None:
+                    # The score of a chosen sample is its expected utility.
+                    chosen = choose([one.text for one in decoded[i]], self.settings, language=self.language)
+                    decoded[i] = tuple(replace(decoded[i][place], score=utility) for place, utility in chosen)
         return decoded
 
     def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
@@ -323,7 +342,7 @@ class Translator:
             prefixes = Prefixes(self._piece_texts, rows)
         target = self.tokenizer.target
         never = target.tag_ids(target.tags)
-        if self.sampling is None:
+        if not self.settings.samples:
             return beam_search(
                 self.model,
                 ids,
@@ -337,10 +356,8 @@ class Translator:
             self.model,
             ids,
             keys,
-            settings=self.sampling,
+            settings=self.settings,
             text_of=self._text_of,
-            max_extra_tokens=self.settings.max_extra_tokens,
-            length_penalty=self.settings.length_penalty,
             never=never,
             prefixes=prefixes,
             linear=self.products,
@@ -376,12 +393,6 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
         )
         for alike in zip(*parts, strict=False)
     )
-
-
-def _best(samples: tuple[ScoredText, ...], mbr: MbrSettings) -> tuple[ScoredText, ...]:
-    """Return the samples that have the highest expected utility, with it as their score."""
-    chosen = choose([one.text for one in samples], mbr)
-    return tuple(replace(samples[place], score=utility) for place, utility in chosen)
 
 
 def _one_line(text: str) -> str:

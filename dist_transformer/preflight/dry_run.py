@@ -28,7 +28,8 @@ from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.beam import beam_search
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, read_records, step_name
@@ -252,7 +253,7 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     values, lengths, *_ = split.tokens(np.arange(min(_DECODED, split.info.pairs)))
     sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
     model = trainer.engine.plain_model()
-    outputs = [found[0] for found in beam_search(model, sources, settings=BeamSettings())]
+    outputs = [found[0] for found in beam_search(model, sources, settings=Decoding())]
     batch = _pack(sources, [output.tokens for output in outputs]).to(trainer.engine.device)
     model.eval()
     nll = float(model(batch, 0.0).nll)

@@ -20,6 +20,8 @@ from dist_transformer.runtime.world import World
 # and was chosen, not fitted: results/threads.json was measured on two shared cores, where neither way wins clearly.
 _ENOUGH_FOR_THREADS = 2**18
 _VARIABLE = "OMP_NUM_THREADS"
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Types of numbers by the names of their flags."""
 _CPU_INFO = Path("/proc/cpuinfo")
 # Instructions of CPUs for products in bf16, and of integers of 8 bits, as Linux names them.
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -70,6 +72,17 @@ def choose_precision(device: torch.device, wanted: Literal["bf16", "fp32"] | Non
     else:
         has_bf16 = torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "SVE"))
     return wanted or ("bf16" if has_bf16 else "fp32")
+
+
+def as_dtype(precision: str | None) -> torch.dtype:
+    """Return the dtype of a precision by name.
+
+    Raises:
+        UserError: there is no such precision.
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"precision is {precision!r}: it must be {' or '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
 
 
 def multiplies_bf16(device: torch.device) -> bool:

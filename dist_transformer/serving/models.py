@@ -11,7 +11,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.language_codes import language_tag
 from dist_transformer.inference.attention_maps import BEGIN, AttentionMaps, attention_maps, readable_pieces
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding, Loading
 from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -48,14 +48,7 @@ class ServedModel:
 
 
 def load_models(
-    served: Sequence[Sequence[Path]],
-    device: torch.device,
-    dtype: torch.dtype,
-    in_int8: bool = False,
-    *,
-    settings: BeamSettings,
-    direction: str | None = None,
-    tags: Sequence[str] | None = None,
+    served: Sequence[Sequence[Path]], loading: Loading, decoding: Decoding, device: torch.device
 ) -> list[ServedModel]:
     """Load the models to be shown side by side, each for one direction.
 
@@ -70,16 +63,8 @@ def load_models(
     names = iter(short_names([path for paths in served for path in paths]))
     for paths in served:
         name = " + ".join(itertools.islice(names, len(paths)))
-        model, tokenizer, info = load_joint(paths, device, dtype, in_int8, direction=direction, tags=tags)
-        translator = Translator(
-            model,
-            tokenizer,
-            device,
-            settings,
-            tags=info.direction.tags,
-            split_over=info.split_over,
-            longest_trained=info.longest_source,
-        )
+        model, tokenizer, info = load_joint(paths, loading, device)
+        translator = Translator.of(model, tokenizer, info, device, decoding)
         models.append(ServedModel(name=name, info=info, translator=translator))
     return models
 

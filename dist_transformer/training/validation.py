@@ -17,7 +17,7 @@ from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan
 from dist_transformer.evaluation.bleu import Score, corpus_bleu, corpus_chrf, count_edits, edit_rate
 from dist_transformer.evaluation.samples import SampleSheet, make_samples
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
@@ -186,7 +186,7 @@ class Validator:
         return loss / tokens, nll / tokens
 
     def _translate(self, model: Transformer, device: torch.device, step: int) -> tuple[SampleSheet, list[str]]:
-        translator = Translator(model, self.tokenizer, device, BeamSettings(), tags=self.direction.tags)
+        translator = Translator(model, self.tokenizer, device, Decoding(), tags=self.direction.tags)
         hypotheses = [translation.text for translation in translator.translate_distributed(self.sources)]
         target_language, lowercase = self.direction.target_language, self.tokenizer.target.lowercase
         bleu = corpus_bleu(hypotheses, self.references, target_language=target_language, lowercase=lowercase)

@@ -20,8 +20,7 @@ from dist_transformer import api
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.text.files import TsvFile
-from dist_transformer.inference.beam import BeamSettings
-from dist_transformer.inference.options import as_arithmetic
+from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.runtime.device import multiplies_int8
 from dist_transformer.serving.models import load_models
@@ -72,9 +71,8 @@ def test_every_way_into_a_search_multiplies_in_int8(
     evaluated = api.evaluate(model=model_folder, **files, max_extra_tokens=5, precision="int8", device="cpu")
     assert evaluated.hypotheses == [one.text for (one,) in in_int8]
     assert evaluated.precision == "int8"
-    arithmetic = as_arithmetic("int8", torch.device("cpu"))
-    settings = BeamSettings(max_extra_tokens=5)
-    (served,) = load_models([[model_folder]], torch.device("cpu"), *arithmetic, settings=settings)
+    loading, decoding = ExactLoading(precision="int8"), Decoding(max_extra_tokens=5)
+    (served,) = load_models([[model_folder]], loading, decoding, torch.device("cpu"))
     assert [one.hypotheses[0].score for one in served.translator.translate(lines)] == scores
     flags = ("--model", model_folder, "--input", files["src"], "--output", tmp_path / "out", "--max-extra-tokens", 5)
     run_python("tools/translate.py", *flags, "--precision", "int8", "--split-over", "no", "--device", "cpu")
@@ -151,7 +149,7 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
         (lambda: model.translate(["a"], split_over=0), "split_over is 0: it must be a number of tokens above 0, or no"),
         (
             lambda: dist_transformer.load(model_folder, precision="fp8"),
-            "precision is 'fp8': it must be fp32, bf16 or int8",
+            "precision in load must be 'fp32' or 'bf16' or 'int8', not 'fp8': did you mean",
         ),
         (lambda: dist_transformer.load(model_folder, device="tpu"), "--device tpu cannot be used"),
         (lambda: api.prepare(out=tmp_path / "d", src="a", tgt="b", vocabsize=9), "did you mean vocab_size?"),
@@ -165,14 +163,16 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
         (lambda: api.train(data="d", run_dir="r", preset="huge"), "huge"),
         (
             lambda: api.average(out=tmp_path / "m", run_dir="r", last=1, best=1),
-            "last and best exclude each other: pass one of them",
+            "best has no effect with last, which is a choice of its own: leave best or last out",
         ),
-        (lambda: api.average(out=tmp_path / "m", last=2, checkpoints=["a"]), "leave run_dir, last"),
+        (lambda: api.average(out=tmp_path / "m", last=2, checkpoints=["a"]), "leave last or checkpoints out"),
         (
             lambda: api.average(out=tmp_path / "m", run_dir="r", best=2, every=1.0),
-            "every needs last: pass last, or leave every out",
+            "every needs last or sweep: add one of them, or leave every out",
         ),
         (lambda: api.evaluate(model=model_folder, src=tmp_path / "absent", ref="b"), "absent"),
+        (lambda: api.evaluate(model=model_folder, src="a"), "in evaluate, ref is missing: pass it"),
+        (lambda: api.evaluate(model="m", src="a", ref="b", seed=2), "seed with model needs mbr: add mbr"),
     ]
     for call, said in cases:
         with pytest.raises(UserError) as error:

@@ -18,7 +18,7 @@ from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.evaluate import read_test_set, reference_nll
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
@@ -176,13 +176,13 @@ def scored_run(run: Path, tmp_path: Path, random_model: Transformer, toy_tokeniz
     return run
 
 
-SETTINGS = BeamSettings(beam_size=2, max_extra_tokens=5)
+SETTINGS = Decoding(beam=2, max_extra_tokens=5)
 
 
 def sweep_flags(run: Path, out: Path) -> list[object]:
     dev = out.parents[1]
     flags = ["--run-dir", run, "--sweep", "1,3,2,2", "--src", dev / "dev.en", "--ref", dev / "dev.de", "--out", out]
-    search = ["--beam", SETTINGS.beam_size, "--max-extra-tokens", SETTINGS.max_extra_tokens, "--precision", "fp32"]
+    search = ["--beam", SETTINGS.beam, "--max-extra-tokens", SETTINGS.max_extra_tokens, "--precision", "fp32"]
     return [*flags, *search]
 
 
@@ -283,30 +283,34 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
     assert not (tmp_path / "alone").exists()
 
 
-MANY = "--last, --best, --sweep and --checkpoints exclude each other: pass at most one of them"
-NO_RUN = "pass either --run-dir or --checkpoints; --last, --best and --sweep choose among the files of a run"
+NO_RUN = "run_dir or checkpoints: pass one of them; the other choices are among the files of a run"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--run-dir r --last 2 --best 2", MANY),
+        (
+            "--run-dir r --last 2 --best 2",
+            "--best has no effect with --last, which is a choice of its own: leave --best or --last out",
+        ),
         ("--best 2", NO_RUN),
-        ("--run-dir r --checkpoints a", NO_RUN),
+        (
+            "--run-dir r --checkpoints a",
+            "--run-dir has no effect with --checkpoints, which are the weights to average: leave --run-dir or "
+            "--checkpoints out",
+        ),
         ("--run-dir r", "r/weights has no weight files: train first, or check --run-dir"),
-        ("--run-dir r --every 2", "--every works only with --last or a --sweep of the last files: leave --every out"),
+        ("--run-dir r --every 2", "--every needs --last or --sweep: add one of them, or leave --every out"),
         ("--run-dir r --last 2 --by nll", "--by needs --best: add --best, or leave --by out"),
         ("--run-dir r --last 0", "--last is 0: it must be a whole number above 0"),
-        ("--run-dir r --best", "--best is N: it must be a whole number above 0"),
-        ("--run-dir r --best 2 --sweep 1,2", "--best 2 with --sweep has two numbers: leave that of --best out"),
-        ("--run-dir r --sweep 1,x", "--sweep is x: it must be a whole number above 0; separate several by commas"),
+        ("--run-dir r --best", "--best is 0: it must be a whole number above 0"),
+        ("--run-dir r --best 2 --sweep 1,2", "--best is 2, and sweep has the numbers: leave that of best out"),
+        ("--run-dir r --sweep 1,x", "--sweep is 'x': it must be a whole number"),
         ("--run-dir r --last 2 --every 0", "--every is 0.0: it must be a number of minutes above 0"),
-        (
-            "--run-dir r --last 2 --src a --ref b",
-            "--src and --ref are the dev set of --sweep: pass both with it, or neither",
-        ),
+        ("--run-dir r --last 2 --src a --ref b", "--src needs --sweep: add --sweep, or leave --src out"),
         ("--run-dir r --last 2 --beam 4", "--beam needs --sweep: add --sweep, or leave --beam out"),
-        ("--run-dir r --sweep 2 --ref a", "--src and --ref are the dev set of --sweep: pass both with it, or neither"),
+        ("--run-dir r --sweep 2 --ref a", "--ref needs --src: add --src, or leave --ref out"),
+        ("--run-dir r --sweep 2,0", "--sweep is 0: it must be a whole number above 0"),
     ],
 )
 def test_the_tool_says_in_one_sentence_what_is_wrong(

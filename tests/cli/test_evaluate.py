@@ -188,10 +188,10 @@ def test_hypotheses_without_a_model(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--src a", "pass either --model or --hypotheses"),
-        ("--model m", "--model needs a text to translate: pass it with --src"),
+        ("--src a", "model and hypotheses are missing: pass one of them"),
+        ("--model m", "--model needs a text to translate: pass src, too"),
         ("--model m --src a --tgt-lang de", "--tgt-lang has no effect with --model, which has its own: leave"),
-        ("--hypotheses h", "--hypotheses do not state their language: pass it with --tgt-lang, such as de"),
+        ("--hypotheses h", "--hypotheses do not state their language: pass tgt_lang, such as de"),
         (
             "--hypotheses h --tgt-lang de --src a",
             "--src has no effect with --hypotheses, which are translations already",

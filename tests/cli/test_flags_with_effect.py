@@ -1,17 +1,15 @@
 """Every flag of translate changes what is decoded or written in every mode, or is refused there."""
 
-import argparse
-import dataclasses
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import translate
+from dist_transformer.cli.translate import TranslateSettings
+from dist_transformer.config.schema import values_of
 from dist_transformer.config.wrong_names import LIST_FLAGS
-from dist_transformer.inference.options import choose_split_over
 
 FILES = ["--input", "in", "--output", "out"]
 MODES = [
@@ -58,38 +56,31 @@ VALUES = {
 }
 
 
-def with_flags(monkeypatch: pytest.MonkeyPatch, *words: str) -> argparse.Namespace:
+def with_flags(monkeypatch: pytest.MonkeyPatch, *words: str) -> TranslateSettings:
     monkeypatch.setattr(sys, "argv", ["dist-transformer translate", *words])
     return translate.parse_arguments()
 
 
-def decoded(arguments: argparse.Namespace) -> tuple[Any, ...]:
-    """Return everything that decides the output; of the search's settings, those that the mode uses."""
-    info: Any = SimpleNamespace(target_language="de")
-    search, sampling, mbr = translate.decoding_settings(arguments, info)
-    used = dataclasses.asdict(search)
-    if sampling or mbr:
-        used = {"max_extra_tokens": search.max_extra_tokens}
-    if sampling and arguments.nbest is not None:
-        used["length_penalty"] = search.length_penalty
-    return (
-        used,
-        sampling,
-        mbr,
-        translate.output_format(arguments),
-        translate.files_beside(arguments),
-        translate.chunk_lines(arguments, "cpu"),
-        choose_split_over(arguments.split_over, None),
-        *(getattr(arguments, name) for name in ("model", "input", "output", "direction", "tag")),
-        *(getattr(arguments, name) for name in ("precision", "batch_tokens", "device")),
-    )
+def decoded(settings: TranslateSettings) -> dict[str, Any]:
+    """Return everything that decides the output: of the settings of decoding, those that the mode uses."""
+    values, decoding = values_of(settings), settings.decoding
+    unused = {"beam", "least_growth"} if decoding.samples else {"seed", "epsilon", "temperature", "top_k", "top_p"}
+    if decoding.mbr or (decoding.sample and decoding.nbest is None):
+        unused.add("length_penalty")
+    if settings.noise:
+        unused.discard("seed")
+    if decoding.nbest is None:
+        unused.add("format")
+    if not decoding.mbr:
+        unused.add("utility")
+    return {name: value for name, value in values.items() if name not in unused}
 
 
 def test_every_flag_is_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         with_flags(monkeypatch, LIST_FLAGS)
     flags = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert flags == {*VALUES, "--help", "--processes", "--import"}
+    assert flags == {*VALUES, "--config", "--print-config", "--help", "--help-all", "--processes", "--import"}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,6 +1,5 @@
 """tools/translate.py as a user runs it."""
 
-import argparse
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import termios
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,10 +80,12 @@ def test_lines_of_several_sentences_are_split_as_the_flag_says(
         assert (done.stdout.splitlines()[0] == first) == ("in parts" in note)
         notes = [said for said in done.stderr.splitlines() if "that was cut at the limit" not in said]
         assert [said.startswith(note) for said in notes] == [True] * bool(note)
-    for value in ("0", "-1", "some", "1.5"):
-        assert translate(trained, lines, "--split-over", value).stderr.splitlines() == [
-            f"error: split_over is {value!r}: it must be a number of tokens above 0, or no"
-        ]
+    for value, said in (
+        ("0", "0: it must be a number of tokens above 0, or no"),
+        ("some", "'some': it must be a whole number or no"),
+    ):
+        done = translate(trained, lines, "--split-over", value)
+        assert done.stderr.splitlines() == [f"error: --split-over is {said}"]
 
 
 def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lines) -> None:
@@ -164,7 +166,8 @@ def test_closeness_ignores_case_if_the_vocabulary_lowercases(lowercase: bool) ->
     tokenizer = SimpleNamespace(target=SimpleNamespace(lowercase=lowercase))
     translator: Any = SimpleNamespace(tokenizer=tokenizer, translate=lambda lines, **_: [found])
     info: Any = SimpleNamespace(target_language="de")
-    choose = translation_of(argparse.Namespace(closest_to=Path("references")), translator, info)
+    settings: Any = SimpleNamespace(closest_to=Path("references"))
+    choose = translation_of(settings, translator, info, Counter())
     (chosen,) = choose(["A dog runs there"], 0, {"--closest-to": ["Ein Hund rennt dort"]})
     assert chosen.text == texts[0 if lowercase else 1]
 
@@ -194,7 +197,7 @@ def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lin
     ("text", "options", "message"),
     [
         (b"good\nbad \xff\n", (), "error: standard input line 2 is not UTF-8"),
-        (b"good\n", ("--beam", "0"), "error: beam_size is 0"),
+        (b"good\n", ("--beam", "0"), "error: --beam is 0"),
         (b"good\n", ("--device", "abacus"), "error: --device abacus cannot be used"),
         (b"good\n", ("--device", "meta"), "error: --device meta is not supported: use cpu or cuda:0"),
     ],

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.files.manifest import MANIFEST_FILE
-from dist_transformer.inference.options import agreed_precision
+from dist_transformer.inference.loading import with_agreed_precision
 from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
 from tests.conftest import ROOT, allow_interrupts, run_python
 
@@ -123,7 +124,7 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     kept = {path: path.stat().st_mtime_ns for path in Path(f"{shared}.parts").glob("[0-9]*")}
     # A resume on another processor does not mix two precisions.
     recorded = json.loads((Path(f"{shared}.parts") / MANIFEST_FILE).read_text("utf-8"))["settings"]
-    assert recorded["--precision"] == agreed_precision(None, torch.device("cpu"))
+    assert recorded["--precision"] == with_agreed_precision(Loading(), torch.device("cpu")).precision
 
     # Other settings are refused by both ranks, in one sentence.
     statuses, said = end(start(model_folder, files, shared, "--beam", "2", ranks=2))
@@ -201,7 +202,7 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--input", "none.en", "--output", "a"], "none.en does not exist: check the name"),
         (["--input", "none*.en", "--output", "a"], '--input "none*.en" matches no file'),
         (["--format", "tsv"], "--format needs --nbest: add --nbest, or leave --format out"),
-        (["--sample", "--temperature", "0"], "temperature is 0.0: it must be above 0"),
+        (["--sample", "--temperature", "0"], "--temperature is 0.0: it must be above 0"),
         (["--sample", "--noise"], "--noise has no effect with --sample, because noise is for"),
         (["--epsilon", "0.1"], "--epsilon needs --sample or --mbr: add one of them"),
         (["--prefix", "a", "--noise"], "--prefix has no effect with --noise, which changes its words: leave"),
@@ -210,13 +211,16 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
             ["--closest-to", "a", "--nbest", "2"],
             "--closest-to has no effect with --nbest, because it chooses one of the hypotheses of a beam: leave",
         ),
-        (["--mbr", "1"], "mbr is 1: set 2 to 1,000 samples per line"),
-        (["--mbr", "4", "--nbest", "5"], "nbest is 5: set 1 up to the 4 samples of mbr"),
+        (["--mbr", "1"], "--mbr is 1: set 2 to 1,000 samples per line"),
+        (["--mbr", "4", "--nbest", "5"], "--nbest is 5: it must be 1 up to the 4 samples of mbr"),
         (["--mbr", "4", "--sample"], "--sample has no effect with --mbr, which draws samples of its own: leave"),
-        (["--sample", "--top-p", "0"], "top_p is 0.0: set a probability above 0 and up to 1"),
-        (["--sample", "--nbest", "0"], "the number of samples is 0: set 1 or more"),
+        (["--sample", "--top-p", "0"], "--top-p is 0.0: set a probability above 0 and up to 1"),
+        (["--sample", "--nbest", "0"], "--nbest is 0: it must be 1 or more"),
         (["--sample", "--length-penalty", "1"], "--length-penalty with --sample needs --nbest: add --nbest, or leave"),
-        (["--closest-to", "a", "--beam", "1"], "--closest-to has no effect with --beam 1, which has one hypothesis"),
+        (
+            ["--closest-to", "a", "--beam", "1"],
+            "--closest-to has no effect with a beam of 1, which has one hypothesis: raise beam",
+        ),
         (["--chunk-lines", "0"], "--chunk-lines is 0: it must be 1 or more"),
     ],
 )

@@ -7,12 +7,15 @@ import torch
 
 import dist_transformer
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.directions import Direction
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.files import load_vocabulary
-from dist_transformer.evaluation.evaluate import evaluate
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate
+from dist_transformer.evaluation.settings import EvaluateSettings
 from dist_transformer.inference import translator
-from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.beam import beam_search
+from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.serving.models import load_models, translate
@@ -20,7 +23,7 @@ from tests.conftest import run_python
 from tests.support.tiny import tiny_config
 
 CPU = torch.device("cpu")
-SHORT = BeamSettings(max_extra_tokens=3)
+SHORT = Decoding(max_extra_tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -69,24 +72,28 @@ def test_an_evaluation_reads_the_tags_of_its_direction(
     source, reference = tmp_path / "s", tmp_path / "r"
     source.write_text("Ein Hund.\n")
     reference.write_text("A dog.\n")
-    files = {"source": source, "references": [reference], "settings": SHORT, "device": CPU}
-    found = evaluate([folder], direction="de-en", tags=tags, **files)  # type: ignore[arg-type]
+
+    def evaluated(**way: object) -> Evaluation:
+        values = {"model": folder, "src": source, "ref": reference, "max_extra_tokens": 3, **way}
+        return evaluate(read_keywords(EvaluateSettings, values, "test").build(EvaluateSettings), device=CPU)
+
+    found = evaluated(direction="de-en", tags=tags)
     text = load_vocabulary(folder / "tokenizer.json").encode("Ein Hund.")
     assert read_by_the_model == [[*prefix, *text]]
     report = found.report(tmp_path / "h")
     assert (report["direction"], report["tags"]) == ("de-en", ["<2en>"] if tags is None else tags)
     with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
-        evaluate([folder], **files)  # type: ignore[arg-type]
+        evaluated()
 
 
 def test_a_served_model_reads_and_shows_them(folder: Path, read_by_the_model: list[list[int]]) -> None:
-    (model,) = load_models([[folder]], CPU, torch.float32, settings=SHORT, direction="de-en")
+    (model,) = load_models([[folder]], ExactLoading(direction="de-en"), SHORT, CPU)
     shown = translate(model, "Ein Hund.")
     assert read_by_the_model[0][0] == 5
     assert shown["source_pieces"][0] == "<2en>"
     assert (shown["source_language"], shown["target_language"]) == ("de", "en")
     with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
-        load_models([[folder]], CPU, torch.float32, settings=SHORT)
+        load_models([[folder]], ExactLoading(), SHORT, CPU)
 
 
 def test_a_model_in_python_faces_one_direction(folder: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dist_transformer.config.command_line import read_keywords
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.evaluation.settings import EvaluateSettings
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.small_model import restate
@@ -42,15 +43,9 @@ def run(
     source, reference = tmp_path / "test.en", tmp_path / "test.de"
     source.write_text("".join(f"{first} {i}\n" for i, _ in enumerate(references)), encoding="utf-8")
     reference.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
-    settings = BeamSettings(beam_size=1, max_extra_tokens=5)
-    return evaluate(
-        [folder],
-        source=source,
-        references=[reference],
-        settings=settings,
-        device=torch.device("cpu"),
-        lowercase=lowercase,
-    )
+    values = {"model": folder, "src": source, "ref": reference, "beam": 1, "max_extra_tokens": 5}
+    settings = read_keywords(EvaluateSettings, {**values, "lowercase": lowercase}, "run").build(EvaluateSettings)
+    return evaluate(settings, device=torch.device("cpu"))
 
 
 def notes_of(evaluation: Evaluation) -> list[str]:

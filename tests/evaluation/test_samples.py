@@ -22,7 +22,7 @@ from dist_transformer.evaluation.samples import (
     write_sheet,
 )
 from dist_transformer.inference.attention_maps import cross_attention_maps
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def translator(random_model: Transformer, toy_tokenizer: Tokenizer) -> Translator:
-    return Translator(random_model, toy_tokenizer, CPU, BeamSettings(beam_size=1))
+    return Translator(random_model, toy_tokenizer, CPU, Decoding(beam=1))
 
 
 def make(translator: Translator, toy_lines: tuple[list[str], list[str]], **settings: int) -> tuple[Sample, ...]:
@@ -83,7 +83,7 @@ def test_long_sentences_have_no_map(translator: Translator) -> None:
 
 def test_a_model_with_few_positions_is_not_asked_for_more(translator: Translator) -> None:
     settings = dataclasses.replace(translator.model.config, max_positions=8)
-    small = Translator(Transformer(settings), translator.tokenizer, CPU, BeamSettings(max_extra_tokens=3))
+    small = Translator(Transformer(settings), translator.tokenizer, CPU, Decoding(max_extra_tokens=3))
     seven, eight = " ".join("a" * 7), " ".join("a" * 8)
     samples = make_samples(small, [eight, seven], [seven] * 2, [seven] * 2, count=2, with_attention=2)
     assert samples[0].attention_LTS is None
@@ -95,7 +95,7 @@ def test_weights_that_are_not_finite_leave_the_text(
 ) -> None:
     broken = copy.deepcopy(translator.model)
     broken.embedding.data[5:] = float("nan")
-    samples = make(Translator(broken, translator.tokenizer, CPU, BeamSettings()), toy_lines, count=2, with_attention=2)
+    samples = make(Translator(broken, translator.tokenizer, CPU, Decoding()), toy_lines, count=2, with_attention=2)
     assert [sample.attention_LTS for sample in samples] == [None, None]
     write_sheet(tmp_path, SampleSheet(step=1, sentences=2, bleu=0.0, signature="s", samples=samples))
 

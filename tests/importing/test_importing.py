@@ -23,7 +23,7 @@ from dist_transformer.export.export import ExportSettings, export
 from dist_transformer.export.libraries import Target
 from dist_transformer.importing import importing, marian_folder
 from dist_transformer.importing.importing import ImportSettings, import_marian
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, write_model_folder
 
@@ -186,7 +186,7 @@ def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
     assert [direction.name for direction in info.all_directions] == names
     assert info.model.max_positions == json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     tags = info.facing(info.all_directions[0].name).direction.tags
-    translator = Translator(model, tokenizer, CPU, BeamSettings(), tags=tags)
+    translator = Translator(model, tokenizer, CPU, Decoding(), tags=tags)
     assert len(translator.translate(["Our guests sing.", ""])) == 2
     # Back: the same weights, tokenizer and generations.
     (out := tmp_path / "back").mkdir()

@@ -16,7 +16,7 @@ from dist_transformer.export import gate
 from dist_transformer.importing import importing, originals
 from dist_transformer.importing.importing import ImportSettings, import_marian
 from dist_transformer.importing.marian_files import MarianWeights
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model
 from tests.importing.marian_npz import Kind, write_decoder, write_vocabularies
@@ -80,7 +80,7 @@ def test_trained_models_agree_with_their_own_program(
         assert {file.name: file.read_bytes() for file in decoder.parent.iterdir()} == before
         model, vocabulary, info = load_model(out, CPU)
         assert (info.direction.name, info.model.positions) == ("en-de", "sinusoidal_t2t")
-        assert len(Translator(model, vocabulary, CPU, BeamSettings()).translate(toy_lines[0][:2])) == 2
+        assert len(Translator(model, vocabulary, CPU, Decoding()).translate(toy_lines[0][:2])) == 2
         # Sinusoids of the paper instead of theirs.
         with monkeypatch.context() as planted:
             planted.setattr(originals.MarianWeights, "config", with_papers_positions)

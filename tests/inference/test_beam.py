@@ -11,7 +11,8 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import beam
-from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.beam import Hypothesis, beam_search
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.model.decoding import DecoderState, LayerCache
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
@@ -51,9 +52,9 @@ def penalty(length: int, alpha: float) -> float:
 
 
 @torch.no_grad()
-def reference_search(model: Transformer, source: list[int], settings: BeamSettings) -> list[Hypothesis]:
+def reference_search(model: Transformer, source: list[int], settings: Decoding) -> list[Hypothesis]:
     """One sentence; with a `least_growth` of 1000 to the length limit, never stopping early."""
-    beam, limit = settings.beam_size, len(source) + settings.max_extra_tokens
+    beam, limit = settings.beam, len(source) + settings.max_extra_tokens
     memory_SD = model.encode(packed([[*source, EOS]]))
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[Hypothesis] = []
@@ -78,9 +79,13 @@ def reference_search(model: Transformer, source: list[int], settings: BeamSettin
             break
         longest = min(length + 1 + max((length + 1) // 4, settings.least_growth), limit)
         bound = alive[0][0] / penalty(longest + 1, settings.length_penalty)
-        if settings.least_growth < 1000 and len(ended) >= settings.nbest and ended[settings.nbest - 1].score >= bound:
+        if (
+            settings.least_growth < 1000
+            and len(ended) >= settings.results
+            and ended[settings.results - 1].score >= bound
+        ):
             break
-    return ended[: settings.nbest]
+    return ended[: settings.results]
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -93,22 +98,22 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
 
 
 SETTINGS = [
-    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=8),
-    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=8, nbest=4),
-    BeamSettings(beam_size=1, length_penalty=0.6, max_extra_tokens=8),
-    BeamSettings(beam_size=3, length_penalty=0.0, max_extra_tokens=5, nbest=2),
-    BeamSettings(beam_size=5, length_penalty=1.0, max_extra_tokens=6, nbest=3),
-    BeamSettings(beam_size=2, length_penalty=1.5, max_extra_tokens=20),
-    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=0, nbest=4),
-    BeamSettings(beam_size=3, length_penalty=1.0, max_extra_tokens=12, least_growth=1),
-    BeamSettings(beam_size=4, length_penalty=0.6, max_extra_tokens=12, nbest=2, least_growth=1000),
+    Decoding(beam=4, length_penalty=0.6, max_extra_tokens=8),
+    Decoding(beam=4, length_penalty=0.6, max_extra_tokens=8, nbest=4),
+    Decoding(beam=1, length_penalty=0.6, max_extra_tokens=8),
+    Decoding(beam=3, length_penalty=0.0, max_extra_tokens=5, nbest=2),
+    Decoding(beam=5, length_penalty=1.0, max_extra_tokens=6, nbest=3),
+    Decoding(beam=2, length_penalty=1.5, max_extra_tokens=20),
+    Decoding(beam=4, length_penalty=0.6, max_extra_tokens=0, nbest=4),
+    Decoding(beam=3, length_penalty=1.0, max_extra_tokens=12, least_growth=1),
+    Decoding(beam=4, length_penalty=0.6, max_extra_tokens=12, nbest=2, least_growth=1000),
 ]
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"k{s.beam_size}-a{s.length_penalty}-n{s.nbest}")
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"k{s.beam}-a{s.length_penalty}-n{s.results}")
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_equals_a_plain_beam_search(settings: BeamSettings, norm: str) -> None:
+def test_equals_a_plain_beam_search(settings: Decoding, norm: str) -> None:
     other = {"positions": "learned", "output_bias": True, "activation": "swish"} if norm == "pre" else {}
     model = make_model(norm=norm, **other)
     sources = make_sources(20)
@@ -118,8 +123,8 @@ def test_equals_a_plain_beam_search(settings: BeamSettings, norm: str) -> None:
     assert len(set(lengths)) > 1, "the random model should end some outputs before the limit"
 
 
-@pytest.mark.parametrize("settings", SETTINGS[1:4], ids=lambda s: f"k{s.beam_size}")
-def test_attention_from_outside_decodes_as_it_trains(settings: BeamSettings, distant: str) -> None:
+@pytest.mark.parametrize("settings", SETTINGS[1:4], ids=lambda s: f"k{s.beam}")
+def test_attention_from_outside_decodes_as_it_trains(settings: Decoding, distant: str) -> None:
     """Slots are refilled, so sentences begin at later places of the caches."""
     model = make_model(attention=distant)
     sources = make_sources(20)
@@ -134,7 +139,7 @@ def test_attention_from_outside_decodes_as_it_trains(settings: BeamSettings, dis
     [(10, 60, -2.9136), (20, 60, -2.2399), (20, 21, -2.4335)],
 )
 def test_a_hypothesis_may_grow_by_a_quarter_and_win(tokens: int, limit: int, bound: float) -> None:
-    search = beam._Search(make_model(), [[5] * 10] * 2, BeamSettings(), None)
+    search = beam._Search(make_model(), [[5] * 10] * 2, Decoding(), None)
     search.state.positions_N.fill_(tokens)
     search.beams.limit_N.fill_(limit)
     search.beams.alive_logp_Nk.copy_(torch.tensor([-6.0, -7.0, -8.0, -9.0]))
@@ -144,7 +149,7 @@ def test_a_hypothesis_may_grow_by_a_quarter_and_win(tokens: int, limit: int, bou
 
 
 def test_random_sources_end_early_and_at_the_limit() -> None:
-    settings = BeamSettings(max_extra_tokens=8)
+    settings = Decoding(max_extra_tokens=8)
     sources = make_sources(60)
     found = beam_search(make_model(), sources, settings=settings)
     at_limit = [len(row[0].tokens) == len(source) + 8 for row, source in zip(found, sources, strict=True)]
@@ -153,7 +158,7 @@ def test_random_sources_end_early_and_at_the_limit() -> None:
 
 def test_a_batch_does_not_change_its_sentences() -> None:
     model, sources = make_model(), make_sources(30, seed=3)
-    settings = BeamSettings(nbest=4, max_extra_tokens=10)
+    settings = Decoding(nbest=4, max_extra_tokens=10)
     alone = [beam_search(model, [source], settings=settings)[0] for source in sources]
     assert_same(beam_search(model, sources, settings=settings), alone)
     assert_same(beam_search(model, sources[::-1], settings=settings)[::-1], alone)
@@ -164,7 +169,7 @@ def test_a_batch_does_not_change_its_sentences() -> None:
 def test_rare_looks_change_nothing(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Search as on CUDA, where sentences continue for some steps after they are done."""
     model, sources = make_model(), make_sources(30, seed=3)
-    settings = BeamSettings(nbest=2, max_extra_tokens=10)
+    settings = Decoding(nbest=2, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
     monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", {"cpu": steps})
     assert_same(beam_search(model, sources, settings=settings), expected)
@@ -177,7 +182,7 @@ def test_slots_that_are_refilled_change_nothing(slots: int, looks: int, monkeypa
     """Sentences begin and end at any step, their room is gone round many times, and the shortest source comes last."""
     model = make_model()
     sources = sorted(make_sources(60, seed=3), key=len, reverse=True)
-    settings = BeamSettings(nbest=3, max_extra_tokens=10)
+    settings = Decoding(nbest=3, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
     monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", {"cpu": looks})
     assert_same(beam_search(model, sources, settings=settings, slots=slots), expected)
@@ -193,14 +198,14 @@ def test_a_slot_is_refilled_as_soon_as_its_sentence_is_done(monkeypatch: pytest.
     steps: list[None] = []
     real = beam._Search._step
     monkeypatch.setattr(beam._Search, "_step", lambda search: (steps.append(None), real(search)))
-    found = beam_search(model, [[5] * 4] * 6, settings=BeamSettings(max_extra_tokens=5), slots=2)
+    found = beam_search(model, [[5] * 4] * 6, settings=Decoding(max_extra_tokens=5), slots=2)
     assert [row[0].tokens for row in found] == [[7] * 9] * 6
     assert len(steps) == 30
 
 
 def test_a_step_of_slots_writes_the_same_memory() -> None:
     """A CUDA graph needs this: from the step that is recorded on, no tensor has another address."""
-    search = beam._Search(make_model(), make_sources(20, seed=3), BeamSettings(), 5)
+    search = beam._Search(make_model(), make_sources(20, seed=3), Decoding(), 5)
     caches = [getattr(cache, name) for cache in search.state.layers for name in LayerCache.__slots__]
     with torch.inference_mode():
         search._begin(np.arange(5))
@@ -230,7 +235,7 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
             # As many words as make blocks of the vocabulary.
             model = make_model(vocab_size=64 * 40 + 5, attention=attention).cast_parameters(torch.bfloat16)
         with torch.no_grad():
-            search = beam._Search(model, make_sources(5, seed=3), BeamSettings(), slots)
+            search = beam._Search(model, make_sources(5, seed=3), Decoding(), slots)
             search._step()
             search._begin(np.arange(5))
             for _ in range(3):
@@ -245,7 +250,7 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_on_a_gpu_the_search_is_the_same(norm: str, slots: int | None) -> None:
     model, sources = make_model(norm=norm), make_sources(30, seed=3)
-    settings = BeamSettings(nbest=4, max_extra_tokens=10)
+    settings = Decoding(nbest=4, max_extra_tokens=10)
     expected = beam_search(model, sources, settings=settings)
     found = beam_search(model.to("cuda"), sources, settings=settings, slots=slots)
     assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
@@ -255,7 +260,7 @@ def test_on_a_gpu_the_search_is_the_same(norm: str, slots: int | None) -> None:
 
 def test_first_of_nbest_is_the_best() -> None:
     model, sources = make_model(), make_sources(30, seed=4)
-    settings = BeamSettings(max_extra_tokens=10)
+    settings = Decoding(max_extra_tokens=10)
     one = beam_search(model, sources, settings=settings)
     many = beam_search(model, sources, settings=replace(settings, nbest=4))
     assert_same(one, [row[:1] for row in many])
@@ -266,7 +271,7 @@ def test_equal_probabilities_go_to_lower_ids() -> None:
     with torch.no_grad():
         model.output_projection.zero_()
     # All 23 tokens have p = 1/23. Best two tokens first: `</s>` (3) and 4, 5, 6; the shortest output wins under α = 0.
-    settings = BeamSettings(beam_size=2, length_penalty=0.0, max_extra_tokens=1, nbest=2)
+    settings = Decoding(beam=2, length_penalty=0.0, max_extra_tokens=1, nbest=2)
     (row,) = beam_search(model, [[7, 8]], settings=settings)
     assert [h.tokens for h in row] == [[], [4]]
     assert [h.log_probability for h in row] == pytest.approx([-math.log(23), -2 * math.log(23)], abs=1e-5)
@@ -281,7 +286,7 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
         model.decoder[-1].ffn_residual.norm.bias.zero_()
         model.decoder[-1].ffn_residual.norm.bias[0] = 1.0
     # `</s>` has p = e^-50; the 19 others that may be chosen tie: the beam is (4), (5), then (4 4), (4 5).
-    settings = BeamSettings(beam_size=2, length_penalty=0.0, max_extra_tokens=2, nbest=2)
+    settings = Decoding(beam=2, length_penalty=0.0, max_extra_tokens=2, nbest=2)
     (row,) = beam_search(model, [[]], settings=settings)
     assert [h.tokens for h in row] == [[4, 4], [4, 5]]
     assert_same([row], [reference_search(model, [], settings)])
@@ -319,7 +324,7 @@ def test_special_tokens_are_never_chosen_and_the_mode_is_kept() -> None:
         model.output_projection[[PAD, UNK, BOS]] *= 20
     model.train()
     sources = make_sources(20)
-    settings = BeamSettings(max_extra_tokens=5, nbest=4)
+    settings = Decoding(max_extra_tokens=5, nbest=4)
     found = beam_search(model, sources, settings=settings)
     assert model.training
     assert all(token > EOS for row in found for hypothesis in row for token in hypothesis.tokens)
@@ -328,8 +333,8 @@ def test_special_tokens_are_never_chosen_and_the_mode_is_kept() -> None:
 
 def test_nothing_to_do_and_the_empty_source() -> None:
     model = make_model()
-    assert beam_search(model, [], settings=BeamSettings()) == []
-    (row,) = beam_search(model, [[]], settings=BeamSettings(max_extra_tokens=0))
+    assert beam_search(model, [], settings=Decoding()) == []
+    (row,) = beam_search(model, [[]], settings=Decoding(max_extra_tokens=0))
     assert [hypothesis.tokens for hypothesis in row] == [[]]
 
 
@@ -339,14 +344,14 @@ def test_outputs_end_where_positions_end() -> None:
         model.output_projection[EOS] = 0
         model.decoder[-1].ffn_residual.norm.bias[0] = 100
         model.output_projection[7, 0] = 10
-    (row,) = beam_search(model, [[5] * 9], settings=BeamSettings(max_extra_tokens=50))
+    (row,) = beam_search(model, [[5] * 9], settings=Decoding(max_extra_tokens=50))
     assert row[0].tokens == [7] * 9
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("beam_size", 0),
+        ("beam", 0),
         ("length_penalty", -0.1),
         ("length_penalty", math.nan),
         ("max_extra_tokens", -1),
@@ -355,7 +360,7 @@ def test_outputs_end_where_positions_end() -> None:
 )
 def test_wrong_settings_are_named(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"{name} is "):
-        BeamSettings(**{name: value})  # type: ignore[arg-type]
+        Decoding(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("slots", [None, 2])
@@ -363,14 +368,14 @@ def test_a_model_whose_numbers_are_not_finite_finds_nothing(slots: int | None) -
     model = make_model()
     with torch.no_grad():
         model.embedding.fill_(math.nan)
-    found = beam_search(model, make_sources(5), settings=BeamSettings(), slots=slots)
+    found = beam_search(model, make_sources(5), settings=Decoding(), slots=slots)
     assert found == [[]] * 5
 
 
 def test_bf16_decodes() -> None:
     model = make_model(1).to(torch.bfloat16)
     sources = make_sources(10)
-    found = beam_search(model, sources, settings=BeamSettings(max_extra_tokens=5))
+    found = beam_search(model, sources, settings=Decoding(max_extra_tokens=5))
     assert all(math.isfinite(row[0].score) for row in found)
 
 
@@ -386,7 +391,7 @@ def test_the_first_step_computes_one_hypothesis_per_sentence(monkeypatch: pytest
     monkeypatch.setattr(model, "decode_step", counting)
     for width, first in ((4, 5), (12, 60)):
         rows.clear()
-        settings = BeamSettings(beam_size=width, max_extra_tokens=4)
+        settings = Decoding(beam=width, max_extra_tokens=4)
         sources = make_sources(5)
         expected = [reference_search(model, source, settings) for source in sources]
         assert_same(beam_search(model, sources, settings=settings), expected)

@@ -15,10 +15,11 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference import beam
-from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.beam import beam_search
+from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.ensemble import Ensemble
 from dist_transformer.inference.loading import load_joint, read_joint_info
-from dist_transformer.inference.sampling.sampling import SamplingSettings, sample
+from dist_transformer.inference.sampling.sampling import sample
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder
@@ -91,7 +92,7 @@ def test_a_search_continues_with_the_mean_of_the_probabilities(
 ) -> None:
     """Greedy and with a beam, in batches that shrink and in slots that are refilled."""
     sources = make_sources(8, longest=6)
-    settings = BeamSettings(beam_size=k, nbest=k, max_extra_tokens=4, least_growth=1000)
+    settings = Decoding(beam=k, nbest=k, max_extra_tokens=4, least_growth=1000)
     found = beam_search(ensemble, sources, settings=settings, slots=slots)
     for row, source in zip(found, sources, strict=True):
         expected = Mean(models).search(source, k=k, alpha=0.6, extra=4)
@@ -105,7 +106,7 @@ def test_a_search_continues_with_the_mean_of_the_probabilities(
 
 def test_scores_are_logarithms_of_the_mean(ensemble: Ensemble, models: list[Transformer]) -> None:
     pairs = list(zip(make_sources(9), make_sources(9, seed=1), strict=True))
-    for (source, target), score in zip(pairs, score_ids(ensemble, pairs, device=CPU, max_batch_tokens=40), strict=True):
+    for (source, target), score in zip(pairs, score_ids(ensemble, pairs, device=CPU, batch_tokens=40), strict=True):
         p = Mean(models).all(source, target)
         expected = [math.log(p[place, token]) for place, token in enumerate([*target, EOS_ID])]
         assert score.token_log_probabilities == pytest.approx(expected, abs=1e-5)
@@ -114,8 +115,8 @@ def test_scores_are_logarithms_of_the_mean(ensemble: Ensemble, models: list[Tran
 def test_first_tokens_are_drawn_from_the_mean(ensemble: Ensemble, models: list[Transformer]) -> None:
     source, count = [5, 6, 7], 4000
     keys = [(line, 0) for line in range(count)]
-    settings = SamplingSettings(seed=3)
-    found = sample(ensemble, [source] * count, keys, settings=settings, max_extra_tokens=0, length_penalty=0.0)
+    settings = Decoding(sample=True, seed=3, max_extra_tokens=0)
+    found = sample(ensemble, [source] * count, keys, settings=settings)
     expected = Mean(models).next(source, [])
     expected[[PAD_ID, UNK_ID, BOS_ID]] = 0
     expected /= expected.sum()
@@ -130,20 +131,20 @@ def test_first_tokens_are_drawn_from_the_mean(ensemble: Ensemble, models: list[T
 
 def test_twice_the_same_model_is_that_model() -> None:
     model, sources = make_model(), make_sources(12)
-    settings = BeamSettings(nbest=3, max_extra_tokens=8)
+    settings = Decoding(nbest=3, max_extra_tokens=8)
     one, both = (beam_search(each, sources, settings=settings) for each in (model, Ensemble([model, model]).eval()))
     assert [[found.tokens for found in row] for row in both] == [[found.tokens for found in row] for row in one]
 
 
 def test_positions_are_those_that_every_model_has(ensemble: Ensemble) -> None:
     assert ensemble.config.max_positions == 40
-    (row,) = beam_search(ensemble, [[5] * 35], settings=BeamSettings(max_extra_tokens=50))
+    (row,) = beam_search(ensemble, [[5] * 35], settings=Decoding(max_extra_tokens=50))
     assert len(row[0].tokens) <= 39
 
 
 def test_a_step_of_slots_writes_the_same_memory(ensemble: Ensemble) -> None:
     """A CUDA graph of an ensemble needs this of every model."""
-    search = beam._Search(ensemble, make_sources(20, seed=3), BeamSettings(), 5)
+    search = beam._Search(ensemble, make_sources(20, seed=3), Decoding(), 5)
     states = [*search.state.states, search.beams]  # type: ignore[attr-defined]
     with torch.inference_mode():
         search._begin(np.arange(5))
@@ -165,7 +166,7 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
                 make_model(vocab_size=64 * 40 + 5, width=width).cast_parameters(torch.bfloat16) for width in (8, 16)
             ]
         with torch.no_grad():
-            search = beam._Search(Ensemble(models).eval(), make_sources(5, seed=3), BeamSettings(), slots)
+            search = beam._Search(Ensemble(models).eval(), make_sources(5, seed=3), Decoding(), slots)
             search._begin(np.arange(5))
             for _ in range(3):
                 search._step()
@@ -185,7 +186,7 @@ def test_folders_are_loaded_as_one_model(folders: list[Path], toy_lines: Lines) 
     assert joint.info.steps == ()
     direct = Ensemble([load_model(folder, CPU)[0] for folder in folders]).eval()
     ids = [joint.tokenizer.source.encode(line) for line in sources]
-    expected = beam_search(direct, ids, settings=BeamSettings(max_extra_tokens=5))
+    expected = beam_search(direct, ids, settings=Decoding(max_extra_tokens=5))
     found = joint.translate(sources, nbest=1, max_extra_tokens=5, split_over="no")
     assert [row[0].tokens for row in found] == [tuple(row[0].tokens) for row in expected]
     each = [dist_transformer.load(folder, device="cpu").score(sources, targets) for folder in folders]
@@ -207,7 +208,7 @@ def test_what_does_not_fit_is_refused_by_name(
     weights = dict(random_model.state_dict())
     write_model_folder(tmp_path / "foreign", info=info, weights=weights, tokenizer_json=foreign.content)
     with pytest.raises(UserError, match=r"foreign has another vocabulary than .*model, and the models of an ensemble"):
-        load_joint([folders[0], tmp_path / "foreign"], CPU)
+        load_joint([folders[0], tmp_path / "foreign"], ExactLoading(), CPU)
     there_and_back = (
         Direction(source_language="de", target_language="en"),
         Direction(source_language="en", target_language="de"),
@@ -216,4 +217,4 @@ def test_what_does_not_fit_is_refused_by_name(
     tokenizer = (folders[0] / "tokenizer.json").read_bytes()
     write_model_folder(tmp_path / "back", info=back, weights=weights, tokenizer_json=tokenizer)
     with pytest.raises(UserError, match=r"back translates de-en and .*model en-de, or their tags differ: use models"):
-        read_joint_info([folders[0], tmp_path / "back"])
+        read_joint_info([folders[0], tmp_path / "back"], ExactLoading())

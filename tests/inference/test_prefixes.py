@@ -15,9 +15,10 @@ from dist_transformer.data.vocabulary.sentence_piece import learn_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.inference import beam
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.beam import BeamSettings, beam_search
+from dist_transformer.inference.beam import beam_search
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes, PrefixTracker
-from dist_transformer.inference.sampling.sampling import SamplingSettings, sample
+from dist_transformer.inference.sampling.sampling import sample
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from tests.fake_cuda import fake_cuda
@@ -95,7 +96,7 @@ def test_search_equals_one_that_compares_texts(
     texts = PieceTexts(tokenizer)
     rows = [texts.encode(text) if text else None for text in TEXTS]
     sources = make_sources(len(TEXTS), longest=6, vocab_size=tokenizer.vocab_size)
-    settings = BeamSettings(beam_size=k, nbest=k, max_extra_tokens=4, least_growth=1000)
+    settings = Decoding(beam=k, nbest=k, max_extra_tokens=4, least_growth=1000)
     found = beam_search(model, sources, settings=settings, slots=slots, prefixes=Prefixes(texts, rows))
     for hypotheses, source, row, text in zip(found, sources, rows, TEXTS, strict=True):
         expected = reference(model, tokenizer, source, row, text, k)
@@ -184,18 +185,18 @@ def test_every_output_begins_with_its_prefix(kind: str, refills: bool, monkeypat
     model = random_model_of(tokenizer)
     prefixes = ["Ein Ha", "", "Häu", "das Haus, das Haus, da", "Ｅin\u200b  Hu", "See", "Ein ", "\u3000", "北", "s"]
     lines = [*WORDS[:9], "a"]
-    for settings, sampling in ((BeamSettings(nbest=3), None), (BeamSettings(), SamplingSettings(top_k=5))):
-        translator = Translator(model, tokenizer, CPU, settings, sampling=sampling, max_batch_tokens=90)
+    for settings in (Decoding(nbest=3, batch_tokens=90), Decoding(sample=True, top_k=5, batch_tokens=90)):
+        translator = Translator(model, tokenizer, CPU, settings)
         for prefix, found in zip(prefixes, translator.translate(lines, prefixes=prefixes), strict=True):
             expected = tokenizer.normalize(prefix) if prefix.strip() else ""
             assert all(one.text.startswith(expected) for one in found.hypotheses), (prefix, found)
-            assert len(found.hypotheses) == settings.nbest
-    free = Translator(model, tokenizer, CPU, BeamSettings()).translate(lines)
-    assert Translator(model, tokenizer, CPU, BeamSettings()).translate(lines, prefixes=[""] * 10) == free
+            assert len(found.hypotheses) == settings.results
+    free = Translator(model, tokenizer, CPU, Decoding()).translate(lines)
+    assert Translator(model, tokenizer, CPU, Decoding()).translate(lines, prefixes=[""] * 10) == free
 
 
 def test_a_prefix_changes_only_its_own_line(model: Transformer, tokenizer: Tokenizer) -> None:
-    translator = Translator(model, tokenizer, CPU, BeamSettings(nbest=2))
+    translator = Translator(model, tokenizer, CPU, Decoding(nbest=2))
     free, bound = translator.translate(WORDS[:5]), translator.translate(WORDS[:5], prefixes=["", "Haus", "", "", ""])
     assert [one.hypotheses[0].tokens for i, one in enumerate(bound) if i != 1] == [
         one.hypotheses[0].tokens for i, one in enumerate(free) if i != 1
@@ -210,12 +211,10 @@ def test_a_prefix_changes_only_its_own_line(model: Transformer, tokenizer: Token
 def test_samples_keep_the_proportions_of_what_is_allowed(model: Transformer, tokenizer: Tokenizer) -> None:
     texts, count, source = PieceTexts(tokenizer), 3000, [7, 8, 9]
     prefix = texts.encode("H")
-    settings = SamplingSettings(seed=2)
+    settings = Decoding(sample=True, seed=2, max_extra_tokens=0)
     rows = Prefixes(texts, [prefix] * count)
     keys = [(line, 0) for line in range(count)]
-    found = sample(
-        model, [source] * count, keys, settings=settings, max_extra_tokens=0, length_penalty=0.0, prefixes=rows
-    )
+    found = sample(model, [source] * count, keys, settings=settings, prefixes=rows)
     expected = next_logp(model, source, []).double().exp().numpy() * texts.allowed(b"H")[0]
     expected /= expected.sum()
     counts = np.bincount([one.tokens[0] for one in found], minlength=tokenizer.vocab_size)
@@ -230,7 +229,7 @@ def test_samples_keep_the_proportions_of_what_is_allowed(model: Transformer, tok
 
 
 def test_what_does_not_fit_is_refused_by_its_line(model: Transformer, tokenizer: Tokenizer) -> None:
-    translator = Translator(model, tokenizer, CPU, BeamSettings(max_extra_tokens=10))
+    translator = Translator(model, tokenizer, CPU, Decoding(max_extra_tokens=10))
     line = WORDS[0]
     for lines, prefixes, said in (
         ([line, line], ["a"], "there are 1 prefixes and 2 lines: pass one prefix for each line"),
@@ -250,13 +249,13 @@ def test_what_does_not_fit_is_refused_by_its_line(model: Transformer, tokenizer:
     few = learn_sentence_piece(
         WORDS, vocab_size=60, model_type="bpe", byte_fallback=False, character_coverage=1.0, normalization="clean"
     )
-    translator = Translator(random_model_of(few), few, CPU, BeamSettings())
+    translator = Translator(random_model_of(few), few, CPU, Decoding())
     with pytest.raises(UserError, match="line 1 has a prefix with q, which is not in the target vocabulary: leave it"):
         translator.translate([line], prefixes=["Haus q"])
 
 
 def test_the_first_sentence_has_the_prefix_of_a_line(model: Transformer, tokenizer: Tokenizer) -> None:
-    translator = Translator(model, tokenizer, CPU, BeamSettings(max_extra_tokens=5), split_over=0)
+    translator = Translator(model, tokenizer, CPU, Decoding(max_extra_tokens=5), split_over=0)
     line = "Ein Haus. Ein Hund."
     begun, whole = translator.translate([line, line], prefixes=["Haus", "Haus. Hund"])
     first, second = translator.translate(["Ein Haus.", "Ein Hund."], prefixes=["Haus", ""])
@@ -272,7 +271,7 @@ def test_a_step_of_slots_writes_the_same_memory(model: Transformer, tokenizer: T
     texts = PieceTexts(tokenizer)
     rows = [texts.encode(text) if text else None for text in TEXTS]
     prefixes = Prefixes(texts, rows)
-    search = beam._Search(model, make_sources(8, seed=3), BeamSettings(), 3, prefixes=prefixes)
+    search = beam._Search(model, make_sources(8, seed=3), Decoding(), 3, prefixes=prefixes)
     assert isinstance(search.tracker, PrefixTracker)
     with torch.inference_mode():
         search._begin(np.arange(3))
@@ -294,7 +293,7 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
         with device:
             model = random_model_of(tokenizer).cast_parameters(torch.bfloat16)
         with torch.no_grad():
-            search = beam._Search(model, make_sources(8, seed=3), BeamSettings(), 3, prefixes=prefixes)
+            search = beam._Search(model, make_sources(8, seed=3), Decoding(), 3, prefixes=prefixes)
             search._begin(np.arange(3))
             for _ in range(3):
                 search._step()

@@ -104,14 +104,14 @@ class InFloat64:
         return self.linear(f"{name}.output", torch.cat(heads, dim=1))
 
 
-@pytest.mark.parametrize("max_batch_tokens", [None, 100, 1])
+@pytest.mark.parametrize("batch_tokens", [None, 100, 1])
 def test_it_is_the_paper_s_distribution(
-    model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines, max_batch_tokens: int | None
+    model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines, batch_tokens: int | None
 ) -> None:
     """In order, in batches of any size; an empty line is `</s>` alone."""
     sources, targets = [*toy_lines[0][:20], "a", "", ""], [*toy_lines[1][:20], "", "a", ""]
     reference = InFloat64(model)
-    found = score_pairs(model, toy_tokenizer, sources, targets, device=CPU, max_batch_tokens=max_batch_tokens)
+    found = score_pairs(model, toy_tokenizer, sources, targets, device=CPU, batch_tokens=batch_tokens)
     assert len(found) == len(sources)
     for source, target, score in zip(sources, targets, found, strict=True):
         ids = toy_tokenizer.encode(target)
@@ -141,7 +141,7 @@ def test_ranks_share_the_batches_of_one(
     sources, targets = toy_lines[0][:40], toy_lines[1][:40]
 
     def score() -> list[PairScore]:
-        return score_pairs(model, toy_tokenizer, sources, targets, device=CPU, max_batch_tokens=200)
+        return score_pairs(model, toy_tokenizer, sources, targets, device=CPU, batch_tokens=200)
 
     alone = score()
     parts: list[list[np.ndarray]] = []
@@ -209,8 +209,8 @@ def test_what_files_cannot_be_scored(model: Transformer, toy_tokenizer: Tokenize
         UserError, match=r"pipe is a pipe or a device, and texts are read more than once: write it to a file"
     ):
         next(score_files(model, toy_tokenizer, LineFiles(source=files.source, target=tmp_path / "pipe"), device=CPU))
-    with pytest.raises(UserError, match=r"^max_batch_tokens is 0: it must be above 0$"):
-        score_pairs(model, toy_tokenizer, ["a"], ["a"], device=CPU, max_batch_tokens=0)
+    with pytest.raises(UserError, match=r"^batch_tokens is 0: it must be above 0$"):
+        score_pairs(model, toy_tokenizer, ["a"], ["a"], device=CPU, batch_tokens=0)
     assert list(score_files(model, toy_tokenizer, written(tmp_path, [], []), device=CPU)) == []
 
 

@@ -10,7 +10,8 @@ from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.evaluate import reference_nll
 from dist_transformer.evaluation.samples import make_samples
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.beam import BeamSettings, Hypothesis
+from dist_transformer.inference.beam import Hypothesis
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 
@@ -47,7 +48,7 @@ def test_tags_are_in_front_of_every_source_in_their_order(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = read_by_the_model(monkeypatch)
-    translator = Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2de>", "<bt>"))
+    translator = Translator(model, tokenizer, CPU, Decoding(), tags=("<2de>", "<bt>"))
     lines = ["The cat sleeps.", "", "<2en> <bt> stays text"]
     texts = [translation.text for translation in translator.translate(lines)]
     assert texts == lines
@@ -61,8 +62,8 @@ def test_every_part_of_a_long_line_has_the_tags_and_fits(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = read_by_the_model(monkeypatch)
-    plain = Translator(model, tokenizer, CPU, BeamSettings())
-    translator = Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2en>", "<bt>"))
+    plain = Translator(model, tokenizer, CPU, Decoding())
+    translator = Translator(model, tokenizer, CPU, Decoding(), tags=("<2en>", "<bt>"))
     assert translator.max_source_tokens == plain.max_source_tokens - 2
     (translation,) = translator.translate(["§" * 200])
     assert translation.split is not None
@@ -73,7 +74,7 @@ def test_every_part_of_a_long_line_has_the_tags_and_fits(
     with pytest.raises(
         UserError, match="max_source_tokens is 158: it must be 4 to 157, because the model has 160 positions"
     ):
-        Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2en>", "<bt>"), max_source_tokens=158)
+        Translator(model, tokenizer, CPU, Decoding(), tags=("<2en>", "<bt>"), max_source_tokens=158)
 
 
 def test_tags_count_as_tokens_of_a_long_line(
@@ -84,7 +85,7 @@ def test_tags_count_as_tokens_of_a_long_line(
     seen = read_by_the_model(monkeypatch)
     for limit, parts in ((longest, 1), (longest - 1, 2)):
         seen.clear()
-        Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2en>", "<bt>"), split_over=limit).translate([text])
+        Translator(model, tokenizer, CPU, Decoding(), tags=("<2en>", "<bt>"), split_over=limit).translate([text])
         assert [source[:2] for source in seen] == [[6, 4]] * parts
 
 
@@ -95,7 +96,7 @@ def test_no_output_has_a_tag_however_probable(model: Transformer, tokenizer: Tok
         model.output_projection[4:7] = 50 * kept[40:41]
         model.output_projection[7:8] = -50 * kept[40:41]
     try:
-        translator = Translator(model, tokenizer, CPU, BeamSettings(nbest=4, max_extra_tokens=5), tags=("<2de>",))
+        translator = Translator(model, tokenizer, CPU, Decoding(nbest=4, max_extra_tokens=5), tags=("<2de>",))
         found = [one for line in translator.translate(["The cat sleeps.", "A dog."]) for one in line.hypotheses]
     finally:
         with torch.no_grad():
@@ -106,11 +107,11 @@ def test_no_output_has_a_tag_however_probable(model: Transformer, tokenizer: Tok
 
 def test_an_unknown_tag_is_refused(model: Transformer, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no tag <2fr>, its tags are <bt> <2de> <2en>"):
-        Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2fr>",))
+        Translator(model, tokenizer, CPU, Decoding(), tags=("<2fr>",))
 
 
 def test_attention_is_of_what_the_model_reads(model: Transformer, tokenizer: Tokenizer) -> None:
-    translator = Translator(model, tokenizer, CPU, BeamSettings(), tags=("<2de>",))
+    translator = Translator(model, tokenizer, CPU, Decoding(), tags=("<2de>",))
     (sample,) = make_samples(translator, ["A dog."], ["Ein Hund."], ["Ein Hund."], count=1, with_attention=1)
     assert sample.source_tokens[0] == "<2de>"
     assert len(sample.source_tokens) == len(tokenizer.encode("A dog.")) + 2

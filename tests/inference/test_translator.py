@@ -9,9 +9,9 @@ from dist_transformer.base.messages import pack, unpack
 from dist_transformer.data.text.lines import decode_lines
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.beam import BeamSettings, Hypothesis, beam_search
+from dist_transformer.inference.beam import Hypothesis, beam_search
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.files.formats import OutputFormat
-from dist_transformer.inference.sampling.sampling import SamplingSettings
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
@@ -28,8 +28,12 @@ def make(
     monkeypatch.setattr(module, "_REFILLS", {"cpu": module._REFILLS[request.param]})
 
     def build(**settings: int) -> Translator:
-        search = {name: settings.pop(name) for name in ("nbest", "max_extra_tokens") if name in settings}
-        return Translator(random_model, toy_tokenizer, torch.device("cpu"), BeamSettings(**search), **settings)
+        search = {
+            name: settings.pop(name)
+            for name in ("nbest", "max_extra_tokens", "batch_tokens", "sample")
+            if name in settings
+        }
+        return Translator(random_model, toy_tokenizer, torch.device("cpu"), Decoding(**search), **settings)
 
     return build
 
@@ -37,7 +41,7 @@ def make(
 @pytest.mark.system
 def test_order_and_count_are_kept(make, toy_lines: Lines) -> None:
     lines = toy_lines[0][:30]
-    translations = make(max_batch_tokens=400).translate(lines)
+    translations = make(batch_tokens=400).translate(lines)
     alone = [make().translate([line])[0] for line in lines]
     assert [t.text for t in translations] == [t.text for t in alone]
     assert len({t.text for t in translations}) > 5
@@ -50,8 +54,8 @@ def test_order_and_count_are_kept(make, toy_lines: Lines) -> None:
 def test_input_order_does_not_matter(make, toy_lines: Lines) -> None:
     lines = toy_lines[0][:40]
     shuffled = random.Random(1).sample(range(40), 40)
-    straight = make(max_batch_tokens=400).translate(lines)
-    mixed = make(max_batch_tokens=400).translate([lines[i] for i in shuffled])
+    straight = make(batch_tokens=400).translate(lines)
+    mixed = make(batch_tokens=400).translate([lines[i] for i in shuffled])
     assert [t.text for t in mixed] == [straight[i].text for i in shuffled]
 
 
@@ -165,13 +169,10 @@ def test_outputs_that_the_limit_cut_are_counted(
     random_model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines, how: str
 ) -> None:
     """An output was cut if without the limit it is longer; one of just that length was not."""
-    sampling = SamplingSettings() if how == "samples" else None
 
     def outputs(extra: int):  # type: ignore[no-untyped-def]
-        settings = BeamSettings(beam_size=1, max_extra_tokens=extra)
-        return Translator(
-            random_model, toy_tokenizer, torch.device("cpu"), settings, sampling=sampling, split_over=0
-        ).translate(lines)
+        settings = Decoding(beam=1, sample=how == "samples", max_extra_tokens=extra)
+        return Translator(random_model, toy_tokenizer, torch.device("cpu"), settings, split_over=0).translate(lines)
 
     lines = toy_lines[0][:60]
     free = [
@@ -214,8 +215,8 @@ def test_every_allowed_source_has_positions_for_its_output(make) -> None:
     assert make(max_source_tokens=159).translate([longest])[0].split is None
     with pytest.raises(UserError, match="max_source_tokens is 160: it must be 4 to 159"):
         make(max_source_tokens=160)
-    with pytest.raises(UserError, match="max_batch_tokens is 0"):
-        make(max_batch_tokens=0)
+    with pytest.raises(UserError, match="batch_tokens is 0"):
+        make(batch_tokens=0)
 
 
 @pytest.mark.system
@@ -224,7 +225,7 @@ def test_ranks_share_the_batches_of_one_process(
     make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     lines = [*toy_lines[0][:30], "", "§" * 90, " ".join(toy_lines[0][:20])]
-    translator = make(max_batch_tokens=600, nbest=2)
+    translator = make(batch_tokens=600, nbest=2)
     expected = translator.translate(lines)
     assert translator.translate_distributed(lines) == expected
     decoded = 30 + sum(one.split.parts for one in expected if one.split is not None)
@@ -253,8 +254,8 @@ def test_too_little_memory_names_the_setting(make, toy_lines: Lines, monkeypatch
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(module, "beam_search", fail)
-    with pytest.raises(UserError, match=r"^out of memory with max_batch_tokens 500: lower it$"):
-        make(max_batch_tokens=500).translate(toy_lines[0][:3])
+    with pytest.raises(UserError, match=r"^out of memory with batch_tokens 500: lower it$"):
+        make(batch_tokens=500).translate(toy_lines[0][:3])
 
 
 def test_line_breaks_in_a_decoded_text_become_spaces(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +283,7 @@ def test_numbers_that_are_not_finite_are_an_error(
         with pytest.raises(UserError, match="the model computes numbers that are not finite for a translation"):
             translator.translate(toy_lines[0][:1])
         with pytest.raises(UserError, match="not finite for a translation"):
-            make(sampling=SamplingSettings()).translate(toy_lines[0][:1])
+            make(sample=True).translate(toy_lines[0][:1])
         with pytest.raises(UserError, match="not finite for a probability"):
             score_ids(random_model, [(ids, ids)], device=torch.device("cpu"))
     finally:

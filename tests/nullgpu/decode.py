@@ -8,6 +8,7 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.inference import beam
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.device import find_device
 from tests.nullgpu.counts import Counts
@@ -25,7 +26,7 @@ def main() -> list[dict[str, object]]:
         lengths = rng.integers(room // 2, room, slots + 50)
         sources = [rng.integers(4, _VOCABULARY, length).tolist() for length in lengths]
         with torch.inference_mode():
-            search = beam._Search(model, sources, beam.BeamSettings(), slots)
+            search = beam._Search(model, sources, Decoding(), slots)
             counts.reset()
             beam._recorded(search._step, device)
             calls = counts.read()

@@ -10,7 +10,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import cross_attention_maps
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.translator import Translator
 from dist_transformer.serving.messages import KINDS, AttentionRequest
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, load_models, short_names, translate
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def served(model_folder: Path) -> ServedModel:
-    (model,) = load_models([[model_folder]], CPU, torch.float32, settings=BeamSettings(nbest=3, max_extra_tokens=5))
+    (model,) = load_models([[model_folder]], ExactLoading(), Decoding(nbest=3, max_extra_tokens=5), CPU)
     return model
 
 
@@ -80,8 +80,8 @@ def test_translations_begin_with_the_prefix(served: ServedModel) -> None:
 
 
 def test_an_ensemble_has_no_maps(model_folder: Path, other_folder: Path, toy_lines: Lines) -> None:
-    settings = BeamSettings(nbest=2, max_extra_tokens=5)
-    alone, joint = load_models([[model_folder], [model_folder, other_folder]], CPU, torch.float32, settings=settings)
+    settings = Decoding(nbest=2, max_extra_tokens=5)
+    alone, joint = load_models([[model_folder], [model_folder, other_folder]], ExactLoading(), settings, CPU)
     assert joint.name == " + ".join(short_names([model_folder, other_folder]))
     first, both = (translate(model, toy_lines[0][0]) for model in (alone, joint))
     assert (first["has_maps"], both["has_maps"]) == (True, False)
@@ -104,12 +104,12 @@ def test_a_served_model_splits_lines_longer_than_its_training(
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     restate(folder, longest_source=max(len(first), len(second)))
-    (served,) = load_models([[folder]], CPU, torch.float32, settings=BeamSettings())
+    (served,) = load_models([[folder]], ExactLoading(), Decoding(), CPU)
     both, long = (translate(served, text) for text in (f"{first} {second} {first}", "word " * 35))
     assert (both["split"]["parts"], both["beyond_training"]) == (3, False)
     assert (long["split"], long["beyond_training"]) == (None, True)
     restate(folder, several_sentences=0.0199)
-    (served,) = load_models([[folder]], CPU, torch.float32, settings=BeamSettings(max_extra_tokens=0))
+    (served,) = load_models([[folder]], ExactLoading(), Decoding(max_extra_tokens=0), CPU)
     two = translate(served, "A man. A dog.", "d")
     assert two["split"] == {"parts": 2, "limit": 0}
     assert two["hypotheses"][0]["text"].startswith("d")
@@ -143,7 +143,7 @@ def test_a_request_that_does_not_fit_the_model(served: ServedModel, settings: di
 def test_a_model_that_has_diverged_is_one_sentence(served: ServedModel) -> None:
     broken = copy.deepcopy(served.translator.model)
     broken.embedding.data.fill_(float("nan"))
-    translator = Translator(broken, served.translator.tokenizer, CPU, BeamSettings())
+    translator = Translator(broken, served.translator.tokenizer, CPU, Decoding())
     model = ServedModel(name="broken", info=served.info, translator=translator)
     with pytest.raises(UserError, match="the model computes numbers that are not finite"):
         translate(model, "a dog")

@@ -247,7 +247,7 @@ def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None
         (("--port", "70000"), "error: --port is 70000"),
         (("--host", "no.such.host.invalid"), "error: --host no.such.host.invalid is not an address"),
         (("--host", "203.0.113.7"), "error: port 8000 of 203.0.113.7 is not available (Cannot assign"),
-        (("--beam", "2", "--nbest", "3"), "error: nbest is 3"),
+        (("--beam", "2", "--nbest", "3"), "error: --nbest is 3"),
         (("--max-characters", "0"), "error: --max-characters is 0"),
         (("--port", "0", "--model", "nowhere"), "error: nowhere is not a model folder"),
     ],

@@ -10,33 +10,25 @@ Numbers count input lines, and ranks a line's translations, from 0.
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-
-from dist_transformer.base.errors import UserError
 
 # Torch costs seconds, and the flags need the names of the formats.
 if TYPE_CHECKING:
     from dist_transformer.inference.translator import ScoredText, Translation
 
-FORMATS = ("moses", "tsv", "jsonl")
+Format = Literal["moses", "tsv", "jsonl"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputFormat:
     """Output format of the translations of a line."""
 
-    nbest: str | None = None
-    """One of `FORMATS`; None: the best translation as plain text."""
+    nbest: Format | None = None
+    """Format of several translations; None: the best one as plain text."""
     noise_seed: int | None = None
     """Seed of the noise that is added to the plain text; None: no noise."""
-
-    def __post_init__(self) -> None:
-        if self.nbest not in (None, *FORMATS):
-            raise UserError(f"the format is {self.nbest}: it must be one of {', '.join(FORMATS)}")
-        if self.nbest is not None and self.noise_seed is not None:
-            raise UserError("noise is added to the best translation alone: leave out --nbest or --noise")
 
     @property
     def one_line_each(self) -> bool:

@@ -10,68 +10,35 @@ n-grams of a text are extracted once for all pairs.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.language_codes import bleu_tokenizer
-from dist_transformer.inference.sampling.sampling import SamplingSettings
+from dist_transformer.inference.decoding import Decoding
 
-Utility = Literal["chrf", "bleu"]
-DEFAULT_EPSILON = 0.02
-"""Least probability of the tokens of a sample; Freitag et al. 2023 found it best."""
-# Samples of a line. Time grows with the square of their number.
-_MOST_SAMPLES = 1000
 # n-grams that are compared at a time.
 _BLOCK = 2**13
 _CHRF_ORDER, _CHRF_BETA = 6, 2
 _BLEU_ORDER = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MbrSettings:
-    """Samples of a line, and the choice among them."""
-
-    samples: int
-    """Samples per line, each a candidate and a reference of the others."""
-    utility: Utility = "chrf"
-    language: str
-    """Target language, by which BLEU splits text into words."""
-    seed: int = 1
-    epsilon: float = DEFAULT_EPSILON
-    """Least probability of the tokens of a sample."""
-    nbest: int = 1
-    """Texts that are kept per line, best first."""
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.samples <= _MOST_SAMPLES:
-            raise UserError(f"mbr is {self.samples}: set 2 to {_MOST_SAMPLES:,} samples per line, 100 is usual")
-        if self.utility not in get_args(Utility):
-            raise UserError(f"utility is {self.utility!r}: set {' or '.join(get_args(Utility))}")
-        if not 1 <= self.nbest <= self.samples:
-            raise UserError(f"nbest is {self.nbest}: set 1 up to the {self.samples:,} samples of mbr")
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        return SamplingSettings(seed=self.seed, epsilon=self.epsilon, samples=self.samples)
-
-
-def choose(texts: Sequence[str], settings: MbrSettings) -> list[tuple[int, float]]:
+def choose(texts: Sequence[str], settings: Decoding, *, language: str) -> list[tuple[int, float]]:
     """Return the place and the expected utility of the `nbest` best distinct texts, best first.
 
     Equal ones are in the order of the texts; a text that occurs several times has its first place.
+
+    Args:
+        language: target language, by which BLEU splits text into words.
     """
     counts = Counter(texts)
     distinct = list(counts)
-    utilities = pairwise_utilities(distinct, settings.utility, language=settings.language)
+    utilities = pairwise_utilities(distinct, settings.utility, language=language)
     expected = utilities @ np.array([counts[text] for text in distinct]) / len(texts)
-    order = sorted(range(len(distinct)), key=lambda i: -expected[i])[: settings.nbest]
+    order = sorted(range(len(distinct)), key=lambda i: -expected[i])[: settings.results]
     return [(texts.index(distinct[i]), float(expected[i])) for i in order]
 
 
-def pairwise_utilities(texts: Sequence[str], utility: Utility, *, language: str) -> np.ndarray:
+def pairwise_utilities(texts: Sequence[str], utility: str, *, language: str) -> np.ndarray:
     """Return sacreBLEU's score of each text, by row, against each text as the only reference, by column: 0 to 100."""
     return _chrf(texts) if utility == "chrf" else _bleu(texts, bleu_tokenizer(language))
 

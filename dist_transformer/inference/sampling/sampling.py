@@ -18,16 +18,15 @@ between two candidates only by its own size, and changes a sample only if a rand
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference.beam import Hypothesis, kept_slots, longest_outputs, pack_sources
 from dist_transformer.inference.candidates import largest
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.interface import DecodingModel, DecodingState
 from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
 from dist_transformer.model.products import Linear
@@ -38,48 +37,13 @@ _ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
 _MOST_TRIES = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingSettings:
-    """Seed of the random numbers, and the distribution to draw from."""
-
-    seed: int = 1
-    top_k: int | None = None
-    """Number of most probable tokens to draw from; None: all."""
-    top_p: float | None = None
-    """Probability of the nucleus to draw from; None: 1."""
-    epsilon: float | None = None
-    """Least probability of the tokens to draw from; None: 0."""
-    temperature: float = 1.0
-    """Divisor of the log probabilities: below 1 probable tokens become more probable, above 1 less."""
-    samples: int = 1
-    """Samples per sentence."""
-    distinct: bool = False
-    """Whether samples whose text is there already are replaced by further ones."""
-
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise UserError(f"seed is {self.seed}: it must be 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: it must be 1 (the most probable token) or more; 10 is usual")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}: set a probability above 0 and up to 1, 0.9 is usual")
-        if self.epsilon is not None and not 0 <= self.epsilon < 1:
-            raise UserError(f"epsilon is {self.epsilon}: set a probability of 0 or more and below 1, 0.02 is usual")
-        if self.samples < 1:
-            raise UserError(f"the number of samples is {self.samples}: set 1 or more")
-        if not self.temperature > 0:
-            raise UserError(f"temperature is {self.temperature}: it must be above 0; 1 keeps the model's probabilities")
-
-
 def sample_several(
     model: DecodingModel,
     sources: Sequence[Sequence[int]],
     keys: Sequence[tuple[int, ...]],
     *,
-    settings: SamplingSettings,
+    settings: Decoding,
     text_of: Callable[[Sequence[int]], str],
-    max_extra_tokens: int,
-    length_penalty: float,
     never: Sequence[int] = (),
     prefixes: Prefixes | None = None,
     linear: Linear = functional.linear,
@@ -91,7 +55,7 @@ def sample_several(
 
     Args:
         text_of: decodes the tokens of an output, to find equal texts.
-        never, prefixes, linear, max_extra_tokens, length_penalty: as for `sample`.
+        never, prefixes, linear: as for `sample`.
     """
     found: list[dict[str | int, Hypothesis]] = [{} for _ in sources]
     for drawn in range(0, settings.samples * (_MOST_TRIES if settings.distinct else 1), settings.samples):
@@ -102,8 +66,6 @@ def sample_several(
             [sources[i] for i, _ in rows],
             [(*keys[i], number) for i, number in rows],
             settings=settings,
-            max_extra_tokens=max_extra_tokens,
-            length_penalty=length_penalty,
             never=never,
             prefixes=prefixes and Prefixes(prefixes.texts, [prefixes.rows[i] for i, _ in rows]),
             linear=linear,
@@ -118,9 +80,7 @@ def sample(
     sources: Sequence[Sequence[int]],
     keys: Sequence[tuple[int, ...]],
     *,
-    settings: SamplingSettings,
-    max_extra_tokens: int,
-    length_penalty: float,
+    settings: Decoding,
     never: Sequence[int] = (),
     prefixes: Prefixes | None = None,
     linear: Linear = functional.linear,
@@ -133,7 +93,7 @@ def sample(
     Args:
         sources: token ids without special tokens, each shorter than the model's `max_positions`.
         keys: key of each sentence, which seeds its random numbers.
-        length_penalty: exponent of the penalty in the score, as in beam search; it does not affect the samples.
+        settings: the distribution to draw from. `length_penalty` affects the scores alone.
         never: tokens that are never drawn.
         prefixes: texts that the outputs begin with, as in beam search. Until its text is covered, an output is drawn
             from the tokens that are allowed, in proportion to their probabilities.
@@ -148,9 +108,7 @@ def sample(
     model.eval()
     try:
         with torch.inference_mode():
-            return _Sampler(model, sources, keys, settings, max_extra_tokens, never, prefixes, linear).run(
-                length_penalty
-            )
+            return _Sampler(model, sources, keys, settings, never, prefixes, linear).run()
     finally:
         model.train(was_training)
 
@@ -163,14 +121,13 @@ class _Sampler:
         model: DecodingModel,
         sources: Sequence[Sequence[int]],
         keys: Sequence[tuple[int, ...]],
-        settings: SamplingSettings,
-        max_extra_tokens: int,
+        settings: Decoding,
         never: Sequence[int],
         prefixes: Prefixes | None,
         linear: Linear,
     ) -> None:
         self.model, self.settings, self.device = model, settings, model.device
-        self.limits = longest_outputs(sources, max_extra_tokens, model.config.max_positions, prefixes)
+        self.limits = longest_outputs(sources, settings.max_extra_tokens, model.config.max_positions, prefixes)
         source_room, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
         numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
@@ -190,7 +147,7 @@ class _Sampler:
             self.tracker.begin(slots_N, range(len(sources)))
         self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
 
-    def run(self, length_penalty: float) -> list[Hypothesis]:
+    def run(self) -> list[Hypothesis]:
         count = len(self.limits)
         tokens: list[list[int]] = [[] for _ in range(count)]
         total_N, sentences_N, is_cut_N = np.zeros(count), np.arange(count), np.zeros(count, dtype=bool)
@@ -221,7 +178,7 @@ class _Sampler:
                     self.tracker.keep(order_N)
                 self.numbers_NT, last_N = self.numbers_NT[order_N], last_N[order_N]
             step += 1
-        penalties = [((5 + len(one) + 1) / 6) ** length_penalty for one in tokens]
+        penalties = [((5 + len(one) + 1) / 6) ** self.settings.length_penalty for one in tokens]
         return [
             Hypothesis(tokens=one, score=float(total / penalty), log_probability=float(total), is_cut=bool(is_cut))
             for one, total, penalty, is_cut in zip(tokens, total_N, penalties, is_cut_N, strict=True)
@@ -256,7 +213,7 @@ class _Sampler:
         return torch.cat(tokens), torch.cat(values), torch.cat(cuts)
 
 
-def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: Decoding) -> torch.Tensor:
     """Draw one token from each row of log probabilities, shape (R,).
 
     Args:
@@ -279,7 +236,7 @@ def draw(logp_RV: torch.Tensor, numbers_R: torch.Tensor, settings: SamplingSetti
     return (place_R1 if token_RX is None else token_RX.gather(1, place_R1)).squeeze(1)
 
 
-def _truncated(logp_RV: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+def _truncated(logp_RV: torch.Tensor, settings: Decoding) -> torch.Tensor:
     """Exclude the tokens that `top_p` and `epsilon` leave out, by their probabilities among all that may be drawn."""
     if settings.top_p is None and settings.epsilon is None:
         return logp_RV

@@ -7,7 +7,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer, Vocabulary
-from dist_transformer.inference.beam import BeamSettings
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.scoring import score_pairs
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -60,7 +60,7 @@ def test_scores(pair: Pair, model: Transformer) -> None:
 
 
 def test_translation(pair: Pair, model: Transformer) -> None:
-    translator = Translator(model, pair, torch.device("cpu"), BeamSettings())
+    translator = Translator(model, pair, torch.device("cpu"), Decoding())
     assert translator.source_ids(SOURCE) == pair.source.encode(SOURCE)
     (translation,) = translator.translate([SOURCE])
     (found, *_) = translation.hypotheses

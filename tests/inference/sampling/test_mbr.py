@@ -10,8 +10,9 @@ from sacrebleu.metrics.chrf import CHRF
 
 import dist_transformer
 from dist_transformer.base.errors import UserError
+from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.sampling import mbr
-from dist_transformer.inference.sampling.mbr import MbrSettings, choose, pairwise_utilities
+from dist_transformer.inference.sampling.mbr import choose, pairwise_utilities
 
 Lines = tuple[list[str], list[str]]
 TEXTS = [
@@ -63,42 +64,47 @@ def test_the_choice_has_the_highest_mean_over_all_samples(utility: str) -> None:
     texts = ["ein Hund", "der alte Mann sieht", "ein Hund", "der alte Mann", "ein Hund bellt", "ein Hund"]
     metric = CHRF() if utility == "chrf" else BLEU(effective_order=True)
     expected = [sum(metric.sentence_score(one, [other]).score for other in texts) / len(texts) for one in texts]
-    found = choose(texts, MbrSettings(samples=6, utility=utility, language="de", nbest=6))  # type: ignore[arg-type]
+    found = choose(texts, Decoding(mbr=6, utility=utility, nbest=6), language="de")  # type: ignore[arg-type]
     assert [place for place, _ in found] == sorted((0, 1, 3, 4), key=lambda i: -expected[i])
     assert [value for _, value in found] == pytest.approx([expected[place] for place, _ in found])
     # Equal utilities are in the order of the samples.
-    assert choose(["b", "a"], MbrSettings(samples=2, language="de", nbest=2)) == [(0, 50.0), (1, 50.0)]
+    assert choose(["b", "a"], Decoding(mbr=2, nbest=2), language="de") == [(0, 50.0), (1, 50.0)]
 
 
 def test_of_a_model(model_folder: Path, toy_lines: Lines) -> None:
     model = dist_transformer.load(model_folder, device="cpu")
     lines, way = [*toy_lines[0][:3], "", " ".join(toy_lines[0][:20])], {"max_extra_tokens": 3, "split_over": "no"}
     with pytest.warns(UserWarning, match="translated in parts") as warned:
-        found = model.mbr(lines, samples=8, nbest=2, epsilon=0.01, **way)  # type: ignore[arg-type]
+        found = model.mbr(lines, samples=8, nbest=2, epsilon=0.01, **way)
     # The warning names the line of the caller.
     assert warned[0].filename == __file__
-    drawn = model.sample(lines[:3], samples=8, epsilon=0.01, **way)  # type: ignore[arg-type]
-    settings = MbrSettings(samples=8, language="de", nbest=2)
+    drawn = model.sample(lines[:3], samples=8, epsilon=0.01, **way)
+    settings = Decoding(mbr=8, nbest=2)
     for chosen, samples in zip(found, drawn, strict=False):
         texts = [one.text for one in samples]
-        expected = choose(texts, settings)
+        expected = choose(texts, settings, language="de")
         assert [(one.text, one.score) for one in chosen] == [(texts[place], value) for place, value in expected]
     assert [one.text for one in found[3]] == [""]
     assert found[4][0].text
-    (with_prefix,) = model.mbr(lines[:1], samples=4, prefixes=["der"], **way)  # type: ignore[arg-type]
+    (with_prefix,) = model.mbr(lines[:1], samples=4, prefixes=["der"], **way)
     assert with_prefix[0].text.startswith("der")
-    with pytest.raises(UserError, match="lines is a string: pass a list of lines"):
-        model.mbr(lines[0], samples=4)
+    assert model.mbr(lines[0], samples=4, **way) == model.mbr(lines[:1], samples=4, **way)
+    with pytest.raises(UserError, match=r"^in mbr, sampels is not a setting here: did you mean samples\?$"):
+        model.mbr(lines, samples=4, sampels=4)
+    with pytest.raises(
+        UserError, match=r"^beam has no effect with mbr, which draws samples without a search: leave beam or mbr"
+    ):
+        model.mbr(lines, samples=4, beam=2)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"samples": 1}, "mbr is 1: set 2 to 1,000 samples per line"),
-        ({"samples": 4, "utility": "ter"}, "utility is 'ter': set chrf or bleu"),
-        ({"samples": 4, "nbest": 5}, "nbest is 5: set 1 up to the 4 samples of mbr"),
+        ({"mbr": 1}, "mbr is 1: set 2 to 1,000 samples per line"),
+        ({"mbr": 4, "nbest": 5}, "nbest is 5: it must be 1 up to the 4 samples of mbr"),
+        ({"mbr": 4, "sample": True}, "sample is True: mbr draws samples of its own"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        MbrSettings(language="de", **settings)  # type: ignore[arg-type]
+        Decoding(**settings)  # type: ignore[arg-type]

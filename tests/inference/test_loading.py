@@ -1,4 +1,4 @@
-"""Options of decoding commands."""
+"""The arithmetic of a model."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.options import agreed_precision, as_arithmetic
+from dist_transformer.inference.decoding import Loading, Precision
+from dist_transformer.inference.loading import as_arithmetic, with_agreed_precision
 from dist_transformer.model import cpu_kernels
 from dist_transformer.runtime import device, distributed
 
@@ -25,12 +26,12 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_precision_is_that_of_all_ranks(
-    wanted: str | None, ranks: list[bool], chosen: str, monkeypatch: pytest.MonkeyPatch
+    wanted: Precision | None, ranks: list[bool], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     monkeypatch.setattr(device, "multiplies_bf16", lambda of: asked.append(of) or ranks[0])
     monkeypatch.setattr(distributed, "gather_objects", lambda mine: ranks)
-    assert agreed_precision(wanted, CPU) == chosen
+    assert with_agreed_precision(Loading(precision=wanted), CPU) == Loading(precision=chosen)  # type: ignore[arg-type]
     assert asked == ([] if wanted else [CPU])
 
 

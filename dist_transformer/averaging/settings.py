@@ -1,0 +1,73 @@
+"""Settings of averaging, for flags, files and Python."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.measures import Measure
+from dist_transformer.config.requirements import require
+from dist_transformer.config.schema import FLAT, setting, settings_of
+from dist_transformer.config.stated import FlagRules
+from dist_transformer.inference.decoding import Loading, Search
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AverageSettings:
+    """Weights and their mean."""
+
+    run_dir: Path | None = setting(None, position=True)
+    """Run folder."""
+    last: int | None = None
+    """Average this number of newest weight files."""
+    every: float | None = None
+    """Minutes of training between the files of last, or of a sweep of the last ones."""
+    best: int | None = setting(None, alone="0")
+    """Average this number of weight files with the best validation scores; among equal scores the earlier file wins;
+    with a sweep, without a number."""
+    by: Measure | None = None
+    """Score for best: nll, lowest loss per target token without label smoothing; bleu or chrf, highest score (0 to 100)
+    of the translated validation sentences; ter, lowest; command, highest score of the run's validation_command;
+    default: the run's best_by."""
+    checkpoints: tuple[Path, ...] = ()
+    """Weight files, checkpoints or model folders, instead of a run."""
+    out: Path
+    """Model folder to write."""
+    sweep: tuple[int, ...] = setting((), commas=True)
+    """Numbers of weight files to average and compare, separated by commas."""
+    src: Path | None = None
+    """Source text of a sweep, one sentence per line; default: the validation text of the run's data folder."""
+    ref: Path | None = None
+    """Raw reference text of a sweep, line by line."""
+    loading: Annotated[Loading, FLAT]
+    search: Annotated[Search, FLAT]
+
+    def __post_init__(self) -> None:
+        if (self.run_dir is None) != bool(self.checkpoints):
+            raise UserError("run_dir or checkpoints: pass one of them; the other choices are among the files of a run")
+        if self.sweep and self.best:
+            raise UserError(f"best is {self.best}, and sweep has the numbers: leave that of best out")
+        best = None if self.sweep else self.best
+        for name, count in (("last", self.last), ("best", best), *(("sweep", count) for count in self.sweep)):
+            require(count is None or count > 0, name, count, "it must be a whole number above 0")
+        is_time = self.every is None or 0 < self.every < math.inf
+        require(is_time, "every", self.every, "it must be a number of minutes above 0")
+
+
+_OF_A_SWEEP = " ".join(each.flag for kind in (Loading, Search) for each in settings_of(kind))
+AVERAGE_RULES = FlagRules(
+    needs={
+        "--by": "--best",
+        "--every": "--last --sweep",
+        "--src": "--ref",
+        "--ref": "--src",
+        f"--src {_OF_A_SWEEP}": "--sweep",
+    },
+    conflicts={
+        ("--run-dir --last --best --sweep", "--checkpoints"): "which are the weights to average",
+        ("--best --sweep", "--last"): "which is a choice of its own",
+        ("--every", "--best"): "which chooses by validations",
+    },
+)
+"""When the flags of averaging have an effect."""
