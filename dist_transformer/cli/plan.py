@@ -119,16 +119,10 @@ def memory_table(plan: "RunPlan") -> Iterator[str]:
     yield f"memory of one rank, {name}"
     yield " " * 16 + "".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True))
     for stage in plan.stages:
-        memory = stage.memory
+        of_rank = stage.memory
         values = (
-            memory.weights,
-            memory.masters + memory.moments,
-            memory.gradients,
-            memory.activations,
-            memory.loss,
-            memory.buffers,
-            memory.needed,
-            memory.host,
+            *(of_rank.weights, of_rank.masters + of_rank.moments, of_rank.gradients, of_rank.activations),
+            *(of_rank.loss, of_rank.buffers, of_rank.needed, of_rank.host),
         )
         digits = 2 if unit == _GIB else 0
         cells = "".join(f"{value / unit:>{width},.{digits}f}" for value, width in zip(values, widths, strict=True))
@@ -159,13 +153,10 @@ def speed_and_run(plan: "RunPlan", here: list[str]) -> Iterator[str]:
     yield ""
     yield from here
     cluster, time = plan.cluster, plan.step_time
-    if time is None or plan.gpu is None:
-        why = (
-            "for a CPU: train some steps, then measure with --against"
-            if plan.gpu is None
-            else "with offload, because hosts differ"
-        )
-        yield f"speed     no prediction {why}"
+    if plan.gpu is None:
+        yield "speed     no prediction for a CPU: train some steps, then measure with --against"
+    elif time is None:
+        yield "speed     no prediction with offload, because hosts differ"
     else:
         peak = plan.gpu.bf16_tflops if plan.config.arithmetic == "bf16" else plan.gpu.fp32_tflops
         yield (
@@ -242,10 +233,10 @@ def shown(value: float | None) -> str:
 
 
 def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", here_seconds: float | None) -> None:
+    figures = ("parameters", "target_tokens_per_step", "target_tokens_per_second", "hours", "jobs", "epochs")
     values: dict[str, Any] = {
         "cluster": dataclasses.asdict(plan.cluster),
         "workload": dataclasses.asdict(plan.work),
-        "parameters": plan.parameters,
         "zero_stage": plan.chosen.zero.stage,
         "stages": [
             {"name": stage.zero.name, "fits": stage.fits, "needed": stage.memory.needed, "peak": stage.memory.peak}
@@ -255,14 +246,8 @@ def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", her
         "speed_is": "a model, not a measurement",
         "step_seconds": plan.step_time and dataclasses.asdict(plan.step_time) | {"total": plan.step_time.total},
         "measured_here_step_seconds": here_seconds,
-        "target_tokens_per_step": plan.target_tokens_per_step,
-        "target_tokens_per_second": plan.target_tokens_per_second,
         "best": plan.best and dataclasses.asdict(plan.best),
-        "hours": plan.hours,
-        "jobs": plan.jobs,
-        "epochs": plan.epochs,
-        "training_flops": plan.training_flops,
-        "disk_bytes": plan.disk_bytes,
+        **{name: getattr(plan, name) for name in (*figures, "training_flops", "disk_bytes")},
         "comparison": [dataclasses.asdict(row) for row in comparisons],
     }
     try:
@@ -276,13 +261,9 @@ def refuse_what_does_not_fit(plan: "RunPlan") -> None:
 
     if plan.chosen.fits is not False:
         return
-    remedy = what_would_fit(plan)
-    needed = f"{plan.chosen.zero.name} needs {plan.chosen.memory.needed / _GIB:.1f} GiB per GPU"
-    raise UserError(
-        f"the run does not fit: {needed}; "
-        + (
-            f"train with {remedy}"
-            if remedy
-            else "no setting makes it fit: use a GPU with more memory, or a smaller model"
-        )
+    remedy, stage = what_would_fit(plan), plan.chosen
+    train = (
+        f"train with {remedy}" if remedy else "no setting makes it fit: use a GPU with more memory, or a smaller model"
     )
+    needed = f"{stage.zero.name} needs {stage.memory.needed / _GIB:.1f} GiB per GPU"
+    raise UserError(f"the run does not fit: {needed}; {train}")
