@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dist_transformer.averaging.comparison import choose_better
-from dist_transformer.averaging.mean import average as write_mean
+from dist_transformer.averaging.mean import write_mean
 from dist_transformer.averaging.settings import AVERAGE_RULES, AverageSettings
 from dist_transformer.averaging.sweep import sweep, write_best
 from dist_transformer.base.errors import UserError, log_line
@@ -183,14 +183,12 @@ def average(**settings: Any) -> ModelInfo:
         UserError: the weights do not fit together, or are too few, or settings have no effect.
     """
     wanted = read_keywords(AverageSettings, settings, "average", rules=AVERAGE_RULES).build(AverageSettings)
-    if wanted.checkpoints:
-        return write_mean(wanted.checkpoints, wanted.out)
     if wanted.sweep:
         result = sweep(wanted, find_device(wanted.loading.device))
         chosen, info = result.best.chosen, write_best(result)
     else:
         chosen = choose_better(wanted)
-        info = write_mean(chosen.paths, wanted.out, notes=[f"Chosen: {chosen.how}"])
+        info = write_mean(chosen, wanted.out)
     for caution in chosen.warnings:
         warnings.warn(caution, stacklevel=2)
     return info

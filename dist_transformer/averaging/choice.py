@@ -25,7 +25,7 @@ class ChosenWeights:
     paths: tuple[Path, ...]
     steps: tuple[int, ...]
     how: str
-    """Rule of the choice, for the model card."""
+    """Rule of the choice, for the model card; empty if the user named the files."""
     warnings: tuple[str, ...] = ()
     """Warnings about the choice, one sentence each."""
 

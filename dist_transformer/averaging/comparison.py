@@ -30,12 +30,13 @@ _Texts = list[tuple[tuple[str, ...], list[tuple[str, str]]]]
 
 
 def choose_better(settings: AverageSettings) -> ChosenWeights:
-    """Choose the weights of a run, the regular ones if no number was given; compare all but `best` with the newest.
+    """Choose the named weights, or weights of a run, and compare all but the `best` with the newest file alone.
 
     Raises:
         UserError: there are too few, they cannot be averaged, or the model folder holds other files.
     """
-    assert settings.run_dir is not None
+    if settings.run_dir is None:
+        return ChosenWeights(paths=settings.checkpoints, steps=(), how="")
     chosen = choose(settings, settings.last if settings.best is None else settings.best)
     if settings.best is not None:
         return chosen

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.files import load_vocabulary
@@ -53,6 +54,11 @@ def average(paths: Sequence[Path], out: Path, *, notes: Sequence[str] = ()) -> M
         notes=[f"Normalisation of text: {mean.tokenizer.source.text_rule}", *notes],
     )
     return mean.info
+
+
+def write_mean(chosen: ChosenWeights, out: Path, *notes: str) -> ModelInfo:
+    """Write the mean of chosen weights as `average` does, with a note on the choice unless the user named the files."""
+    return average(chosen.paths, out, notes=[*([f"Chosen: {chosen.how}"] if chosen.how else []), *notes])
 
 
 def mean_weights(paths: Sequence[Path]) -> MeanWeights:

@@ -1,13 +1,12 @@
 """Settings of averaging, for flags, files and Python."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import Measure
-from dist_transformer.config.requirements import require
+from dist_transformer.config.requirements import require_positive
 from dist_transformer.config.schema import FLAT, setting, settings_of
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.inference.decoding import Loading, Search
@@ -46,13 +45,15 @@ class AverageSettings:
     def __post_init__(self) -> None:
         if (self.run_dir is None) != bool(self.checkpoints):
             raise UserError("run_dir or checkpoints: pass one of them; the other choices are among the files of a run")
-        if self.sweep and self.best:
-            raise UserError(f"best is {self.best}, and sweep has the numbers: leave that of best out")
-        best = None if self.sweep else self.best
-        for name, count in (("last", self.last), ("best", best), *(("sweep", count) for count in self.sweep)):
-            require(count is None or count > 0, name, count, "it must be a whole number above 0")
-        is_time = self.every is None or 0 < self.every < math.inf
-        require(is_time, "every", self.every, "it must be a number of minutes above 0")
+        if self.best is not None and bool(self.best) == bool(self.sweep):
+            raise UserError("best needs a number without a sweep, and none with it: the sweep has the numbers")
+        require_positive(self, "last", "every", "sweep")
+
+    @property
+    def tables(self) -> tuple[Path, ...]:
+        """Files of a sweep's table, as JSON and as text, beside the model folder."""
+        names = (".sweep.json", ".sweep.md") if self.sweep else ()
+        return tuple(self.out.with_name(f"{self.out.name}{name}") for name in names)
 
 
 _OF_A_SWEEP = " ".join(each.flag for kind in (Loading, Search) for each in settings_of(kind))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dist_transformer.averaging.choice import ChosenWeights, choose_weights
-from dist_transformer.averaging.mean import average, mean_weights
+from dist_transformer.averaging.mean import mean_weights, write_mean
 from dist_transformer.averaging.settings import AverageSettings
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
@@ -189,35 +189,22 @@ def _score(chosen: ChosenWeights, text: ReferencedText, settings: AverageSetting
 
 
 def write_best(result: Sweep) -> ModelInfo:
-    """Write the table and the best mean.
+    """Write the table to OUT.sweep.json and OUT.sweep.md next to the model folder OUT, and the best mean to it.
 
     Raises:
         UserError: they cannot be written.
     """
-    best, out = result.best, result.settings.out
-    write_sweep(result, out)
-    return average(best.chosen.paths, out, notes=[f"Chosen: {best.chosen.how}", result.note()])
-
-
-def write_sweep(result: Sweep, out: Path) -> None:
-    """Write OUT.sweep.json and OUT.sweep.md next to the model folder `out`.
-
-    Raises:
-        UserError: the files cannot be written.
-    """
+    out, tables = result.settings.out, result.settings.tables
     report = json.dumps(result.report(), indent=2, ensure_ascii=False)
     try:
         make_folder(out.parent)
-        texts = (report, f"# Means of weight files for {out.name}\n\n{result.table()}")
-        for file, text in zip(sweep_files(out), texts, strict=True):
+        for file, text in zip(
+            tables, (report, f"# Means of weight files for {out.name}\n\n{result.table()}"), strict=True
+        ):
             write_file(file, f"{text}\n")
     except OSError as error:
-        raise UserError(f"{out}.sweep.json cannot be written ({error.strerror}): choose another --out") from None
-
-
-def sweep_files(out: Path) -> tuple[Path, Path]:
-    """Return the files of a sweep's table, as JSON and as text, beside the model folder `out`."""
-    return out.with_name(f"{out.name}.sweep.json"), out.with_name(f"{out.name}.sweep.md")
+        raise UserError(f"{tables[0]} cannot be written ({error.strerror}): choose another --out") from None
+    return write_mean(result.best.chosen, out, result.note())
 
 
 def validation_text(run_dir: Path, direction: str | None = None) -> tuple[Path, Path]:

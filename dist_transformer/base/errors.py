@@ -102,6 +102,11 @@ def print_messages() -> None:
     logger.propagate = False
 
 
+def caution(text: object) -> None:
+    """Warn a person on standard error."""
+    say(f"warning: {text}", file=sys.stderr)
+
+
 def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None:
     """Run a command's `main`. A `UserError` becomes one line on stderr and exit status 1; Ctrl-C becomes status 130.
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_transformer.averaging.settings import AVERAGE_RULES, AverageSettings
-from dist_transformer.base.errors import say
+from dist_transformer.base.errors import caution, say
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import values_of
 from dist_transformer.data.text.lines import require_readable
@@ -47,13 +47,9 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    settings = parse_arguments()
-
-    from dist_transformer.averaging.sweep import sweep_files
-
+    settings, world = parse_arguments(), read_world()
     inputs = (settings.run_dir, *settings.checkpoints, settings.src, settings.ref)
-    claim_folder(settings.out, "--out", inputs, beside=sweep_files(settings.out) if settings.sweep else ())
-    world = read_world()
+    claim_folder(settings.out, "--out", inputs, beside=settings.tables)
     if settings.sweep:
         run_sweep(settings, world)
     elif world.is_main:
@@ -69,17 +65,15 @@ def average_once(settings: AverageSettings) -> None:
     from tqdm import tqdm
 
     from dist_transformer.averaging.comparison import choose_better
-    from dist_transformer.averaging.mean import average
+    from dist_transformer.averaging.mean import write_mean
 
-    paths, notes = settings.checkpoints, list[str]()
-    if not paths:
-        with tqdm(bar_format="{desc}", desc="comparing with the newest weight file", disable=None, leave=False):
-            chosen = choose_better(settings)
-        print_warnings(chosen)
+    with tqdm(bar_format="{desc}", desc="comparing with the newest weight file", disable=None, leave=False):
+        chosen = choose_better(settings)
+    print_warnings(chosen)
+    if chosen.how:
         say(f"chosen: {chosen.how}")
-        paths, notes = chosen.paths, [f"Chosen: {chosen.how}"]
-    info = average(paths, settings.out, notes=notes)
-    say(f"averaged {len(paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {settings.out}")
+    info = write_mean(chosen, settings.out)
+    say(f"averaged {len(chosen.paths)} set(s) of weights, steps {', '.join(map(str, info.steps))}: {settings.out}")
     say_next(settings.out, info)
 
 
@@ -90,7 +84,7 @@ def say_next(out: Path, info: ModelInfo) -> None:
 
 def print_warnings(chosen: "ChosenWeights") -> None:
     for warning in chosen.warnings:
-        say(f"warning: {warning}", file=sys.stderr)
+        caution(warning)
 
 
 def run_sweep(settings: AverageSettings, world: World) -> None:

@@ -23,17 +23,16 @@ BLEU and chrF++: the mean and the 95% interval over 1,000 test sets that are res
 of the difference. It takes 100 kB of memory per line.
 """
 
-import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from dist_transformer.base.errors import say
+from dist_transformer.base.errors import caution, say
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import values_of
-from dist_transformer.data.text.lines import require_readable
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.evaluation.settings import EVALUATE_RULES, EvaluateSettings
-from dist_transformer.inference.loading import read_joint_info, translate_command
+from dist_transformer.inference.loading import require_inputs, translate_command
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.ranks import joined
 from dist_transformer.runtime.world import World, read_world
@@ -60,16 +59,12 @@ def parse_arguments() -> EvaluateSettings:
 
 
 def evaluate_model_folder(settings: EvaluateSettings, world: World) -> None:
-    def check() -> None:
-        read_joint_info(settings.model, settings.loading)
-        # Only the first rank reads the texts.
-        for path in filter(None, (settings.src, *settings.ref)) if world.is_main else ():
-            require_readable(path)
-
-    with joined(world, values_of(settings), check) as device:
+    # Only the first rank reads the texts.
+    texts = (settings.src, *settings.ref) if world.is_main else ()
+    with joined(world, values_of(settings), partial(require_inputs, settings.model, settings.loading, texts)) as device:
         from dist_transformer.evaluation.evaluate import evaluate, write_evaluation
 
-        evaluation = evaluate(settings, device=device, warn=lambda caution: say(f"warning: {caution}", file=sys.stderr))
+        evaluation = evaluate(settings, device=device, warn=caution)
     if world.is_main:
         try:
             print_scores(evaluation)

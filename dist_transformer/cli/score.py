@@ -19,21 +19,21 @@ same.
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import UserError, caution
 from dist_transformer.base.files import make_folder, whole_path
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import FLAT, values_of
 from dist_transformer.data.text.files import LineFiles
-from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.inference.decoding import Loading
-from dist_transformer.inference.loading import load_joint, read_joint_info
+from dist_transformer.inference.loading import load_joint, require_inputs
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.ranks import joined
 from dist_transformer.runtime.world import World, read_world
@@ -73,49 +73,33 @@ def main() -> None:
     settings, world = parse_arguments(), read_world()
     claim_file(settings.out, "--out", (*settings.model, settings.src, settings.tgt))
 
-    def check() -> None:
-        read_joint_info(settings.model, settings.loading)
-        # Only the first rank reads the texts.
-        for path in (settings.src, settings.tgt) if world.is_main else ():
-            require_readable(path)
-
-    with joined(world, values_of(settings), check) as device:
+    # Only the first rank reads the texts.
+    texts = (settings.src, settings.tgt) if world.is_main else ()
+    with joined(world, values_of(settings), partial(require_inputs, settings.model, settings.loading, texts)) as device:
         from dist_transformer.inference.scoring import score_files
         from dist_transformer.runtime.distributed import on_all_ranks
 
         model, tokenizer, info = on_all_ranks(lambda: load_joint(settings.model, settings.loading, device))
 
         def look(sources: Sequence[str], targets: Sequence[str]) -> None:
-            if caution := wrong_side(
-                info,
-                tokenizer,
-                sources=sources,
-                targets=targets,
-                source_file=settings.src,
-                target_file=settings.tgt,
-                flags="whether --src and --tgt are swapped, and --direction",
-            ):
-                say(f"warning: {caution}", file=sys.stderr)
+            flags = "whether --src and --tgt are swapped, and --direction"
+            warn_of_wrong_side(caution, info, tokenizer, flags, (sources, settings.src), (targets, settings.tgt))
 
-        chunks = score_files(
-            model,
-            tokenizer,
+        files, tags, tokens = (
             LineFiles(source=settings.src, target=settings.tgt),
-            device=device,
-            tags=info.direction.tags,
-            batch_tokens=settings.batch_tokens,
-            look=look,
+            info.direction.tags,
+            settings.batch_tokens,
         )
-        with output_of(world, settings.out) as write:
-            for scores in chunks:
-                write("".join(as_output(score, tokenizer, per_token=settings.per_token) for score in scores))
+        chunks = score_files(model, tokenizer, files, device=device, tags=tags, batch_tokens=tokens, look=look)
+        rows = (map(partial(as_output, tokenizer, settings.per_token), scores) for scores in chunks)
+        write_texts(map("".join, rows), world, settings.out)
 
 
 def parse_arguments() -> ScoreSettings:
     return parse(ScoreSettings, Page(text=__doc__, taken=("--processes", "--import")))
 
 
-def as_output(score: "PairScore", tokenizer: "Vocabulary", *, per_token: bool) -> str:
+def as_output(tokenizer: "Vocabulary", per_token: bool, score: "PairScore") -> str:
     from dist_transformer.inference.attention_maps import readable_pieces
 
     if not per_token:
@@ -128,11 +112,10 @@ def as_output(score: "PairScore", tokenizer: "Vocabulary", *, per_token: bool) -
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
-@contextlib.contextmanager
-def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes text to standard output, or to a file that is whole or absent.
+def write_texts(texts: Iterable[str], world: World, out: Path | None) -> None:
+    """Write texts to standard output, or to a file that is whole or absent, on rank 0.
 
-    Only rank 0 writes. Collective: every rank must call it.
+    Collective: every rank must call it.
 
     Raises:
         UserError: rank 0 cannot write; every rank raises it.
@@ -142,23 +125,21 @@ def output_of(world: World, out: Path | None) -> Iterator[Callable[[str], None]]
     # In one process, a closed pipe such as `| head` ends the command without an error message.
     errors = () if out is None and world.size == 1 else (OSError, UserError)
 
-    def on_rank_0(work: Callable[[], object]) -> None:
+    def describe(error: Exception) -> str:
+        if isinstance(error, UserError):
+            return str(error)
         place = "standard output" if out is None else out
-        on_all_ranks(
-            lambda: work() if world.is_main else None,
-            errors=errors,
-            describe=lambda error: (
-                str(error)
-                if isinstance(error, UserError)
-                else f"{place} cannot be written ({getattr(error, 'strerror', error)}): choose another place"
-            ),
-        )
+        return f"{place} cannot be written ({getattr(error, 'strerror', error)}): choose another place"
+
+    def on_rank_0(work: Callable[[], object]) -> None:
+        on_all_ranks(lambda: work() if world.is_main else None, errors=errors, describe=describe)
 
     with contextlib.ExitStack() as stack:
         files: list[IO[bytes]] = [sys.stdout.buffer]
         if out is not None:
             on_rank_0(lambda: files.append(stack.enter_context(_new_file(out))))
-        yield lambda text: on_rank_0(lambda: _write(files[-1], text.encode()))
+        for text in texts:
+            on_rank_0(partial(_write, files[-1], text.encode()))
         # Close inside on_rank_0, so that all ranks learn of an error when the file gets its final name.
         on_rank_0(stack.close)
 

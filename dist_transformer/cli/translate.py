@@ -55,21 +55,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import UserError, caution, say
 from dist_transformer.base.files import leaving_at_sigterm
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.plain import to_plain
-from dist_transformer.config.requirements import require
+from dist_transformer.config.requirements import require_positive
 from dist_transformer.config.schema import FLAT, settings_of, values_of
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.text.files import expand
-from dist_transformer.data.text.lines import decode_lines, read_stream, require_readable
+from dist_transformer.data.text.lines import decode_lines, read_stream
 from dist_transformer.evaluation.closest import Closest
-from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.inference.decoding import RULES, Decoding, Loading
 from dist_transformer.inference.files.formats import Format, OutputFormat
-from dist_transformer.inference.files.parts import parts_of
-from dist_transformer.inference.loading import load_joint, read_joint_info, with_agreed_precision
+from dist_transformer.inference.files.parts import parts_of, require_free
+from dist_transformer.inference.loading import load_joint, require_inputs, with_agreed_precision
 from dist_transformer.run.outputs import claim_file
 from dist_transformer.runtime.ranks import joined
 from dist_transformer.runtime.world import World, read_world
@@ -130,8 +130,7 @@ class TranslateSettings:
     decoding: Annotated[Decoding, FLAT]
 
     def __post_init__(self) -> None:
-        enough = self.chunk_lines is None or self.chunk_lines > 0
-        require(enough, "chunk_lines", self.chunk_lines, "it must be 1 or more")
+        require_positive(self, "chunk_lines")
         if self.closest_to is not None and self.decoding.beam == 1:
             raise UserError("closest_to has no effect with a beam of 1, which has one hypothesis: raise beam")
 
@@ -153,10 +152,8 @@ def main() -> None:
         translate_stream(settings, world)
         return
     check = partial(check_files, settings)
-    with (
-        resumable(world),
-        joined(world, values_of(settings), check, timeout_minutes=_LONGEST_WAIT_MINUTES) as device,
-    ):
+    group = joined(world, values_of(settings), check, timeout_minutes=_LONGEST_WAIT_MINUTES)
+    with resumable(world), group as device:
         translate_files(settings, settings.output, device)
 
 
@@ -187,13 +184,8 @@ def check_files(settings: TranslateSettings) -> None:
     if settings.output is not None:
         beside = [parts_of(settings.output)]
         claim_file(settings.output, "--output", (*settings.model, *texts), beside=beside)
-    read_joint_info(settings.model, settings.loading)
-    for path in texts:
-        require_readable(path)
-    if settings.output is not None:
-        from dist_transformer.inference.files.corpus import require_free
-
         require_free(settings.output)
+    require_inputs(settings.model, settings.loading, texts)
 
 
 def translate_stream(settings: TranslateSettings, world: World) -> None:
@@ -295,11 +287,8 @@ def translation_of(
         choose = Closest(info.target_language, lowercase=translator.tokenizer.target.lowercase)
 
     def translate(lines: list[str], first: int, beside: dict[str, list[str]]) -> "Sequence[Translation]":
-        flags = "the text, and --direction"
-        if first == 0 and (
-            caution := wrong_side(info, translator.tokenizer, sources=lines, source_file=file, flags=flags)
-        ):
-            say(f"warning: {caution}", file=sys.stderr)
+        if first == 0:
+            warn_of_wrong_side(caution, info, translator.tokenizer, "the text, and --direction", (lines, file))
         found = translator.translate(lines, first=first, prefixes=beside.get("--prefix"))
         if choose is not None:
             found = list(map(choose, found, beside["--closest-to"]))
@@ -323,12 +312,12 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
     """Read lines as they are typed, each after a prompt on standard error."""
     if prompt:
         print("Type one sentence per line. Ctrl-D ends.", file=sys.stderr)
-    while True:
+
+    def read() -> bytes:
         print(prompt, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline()
-        if not line:
-            break
-        yield line
+        return sys.stdin.buffer.readline()
+
+    yield from iter(read, b"")
     if prompt:
         # The shell's prompt starts on a new line.
         print(file=sys.stderr)

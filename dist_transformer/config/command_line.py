@@ -337,8 +337,8 @@ def _help(known: Sequence[Setting], page: Page, defaults: Mapping[str, Any], *, 
 
 
 def _help_text(each: Setting, default: Any) -> str:
-    word = "or" if {int, float} & set(each.kinds) else "one of"
-    choices = f"{word} {', '.join(each.names)}" if each.names else ""
+    # The text of a number names the words that may stand for it.
+    choices = f"one of {', '.join(each.names)}" if each.names and not {int, float} & set(each.kinds) else ""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     if default is MISSING:
         choices = f"required; {choices}".rstrip("; ")

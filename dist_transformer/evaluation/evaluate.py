@@ -14,7 +14,7 @@ from dist_transformer.config.schema import values_of
 from dist_transformer.data.text.files import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Scores, score
-from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.evaluation.settings import EvaluateSettings
 from dist_transformer.inference.decoding import Decoding
@@ -100,18 +100,10 @@ def evaluate(
     test_set = read_test_set(settings.src, *settings.ref)
     loading = with_agreed_precision(settings.loading, device)
     model, tokenizer, info = on_all_ranks(lambda: load_joint(settings.model, loading, device))
-    if rank() == 0 and (
-        caution := wrong_side(
-            info,
-            tokenizer,
-            sources=test_set.sources,
-            targets=test_set.references[0],
-            source_file=settings.src,
-            target_file=settings.ref[0],
-            flags="whether --src and --ref are swapped, and --direction",
-        )
-    ):
-        warn(caution)
+    if rank() == 0:
+        texts = (test_set.sources, settings.src), (test_set.references[0], settings.ref[0])
+        flags = "whether --src and --ref are swapped, and --direction"
+        warn_of_wrong_side(warn, info, tokenizer, flags, *texts)
     decoding = Decoding(**values_of(settings.decoding))
     evaluation = evaluate_model(
         model, tokenizer, info, test_set, settings=decoding, device=device, lowercase=settings.lowercase

@@ -1,6 +1,6 @@
 """A warning about text on the wrong side: a source in the model's target language, or the reverse."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dist_transformer.config.language_codes import is_same_language
@@ -11,44 +11,35 @@ from dist_transformer.model_folder import ModelInfo
 _MOST_LINES = 1000
 
 
-def wrong_side(
+def warn_of_wrong_side(
+    warn: Callable[[str], object],
     info: ModelInfo,
     tokenizer: Vocabulary,
-    *,
-    sources: Sequence[str],
-    targets: Sequence[str] = (),
-    source_file: Path | None = None,
-    target_file: Path | None = None,
     flags: str,
-) -> str | None:
-    """Describe text whose language is that of the other side, by the pieces that are typical of a side of the training.
+    *texts: tuple[Sequence[str], Path | None],
+) -> None:
+    """Warn of text whose language is that of the other side, by the pieces that are typical of a side of the training.
 
     If these do not decide, as in a few lines or for a model of an older version, the ending of the file's name does.
 
     Args:
+        warn: called with one sentence, unless nothing is wrong or nothing is known.
         info: description of the model, for one direction.
-        targets: references, or translations to score; empty if there are none.
         flags: flags that the user should check.
-
-    Returns:
-        one sentence; None if nothing is wrong or nothing is known.
+        texts: lines of the source and their file, if there is one; then those of references or translations.
     """
     languages = {"source": info.source_language, "target": info.target_language}
     if languages["source"] == languages["target"]:
-        return None
+        return
     found = []
-    for own, other, lines, file in (
-        ("source", "target", sources, source_file),
-        ("target", "source", targets, target_file),
-    ):
+    for (own, other), (lines, file) in zip((("source", "target"), ("target", "source")), texts, strict=False):
         rows = tokenizer.source.encode_batch(list(lines[:: max(1, len(lines) // _MOST_LINES)][:_MOST_LINES]))
         side = info.marks_of_direction.side_of(rows) or _side_by_name(file, languages)
         if side == other:
             text = f"the {own} text" if file is None else str(file)
             found.append(f"{text} looks like {languages[other]}, the model's {other} language")
-    if not found:
-        return None
-    return f"{' and '.join(found)} (direction {info.source_language}-{info.target_language}): check {flags}"
+    if found:
+        warn(f"{' and '.join(found)} (direction {info.source_language}-{info.target_language}): check {flags}")
 
 
 def _side_by_name(file: Path | None, languages: dict[str, str]) -> str | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dist_transformer.config.requirements import require
+from dist_transformer.config.requirements import require, require_fraction, require_not_negative, require_positive
 from dist_transformer.config.schema import setting
 from dist_transformer.config.stated import FlagRules
 
@@ -57,12 +57,9 @@ class Search:
     """Padded source tokens of a batch times beam; default: 16384 on a CPU, 65536 on a GPU."""
 
     def __post_init__(self) -> None:
-        require(self.beam >= 1, "beam", self.beam, "it must be 1 (greedy) or more; 4 is usual")
-        # Below 0 a longer hypothesis could gain by losing probability, and the stopping rule would be wrong.
-        require(self.length_penalty >= 0, "length_penalty", self.length_penalty, "it must be 0 (off) or more")
-        require(self.max_extra_tokens >= 0, "max_extra_tokens", self.max_extra_tokens, "it must be 0 or more")
-        has_room = self.batch_tokens is None or self.batch_tokens > 0
-        require(has_room, "batch_tokens", self.batch_tokens, "it must be above 0")
+        # With a penalty below 0 a longer hypothesis could gain by losing probability: the stopping rule would be wrong.
+        require_positive(self, "beam", "batch_tokens")
+        require_not_negative(self, "length_penalty", "max_extra_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,15 +80,13 @@ class SearchOrMbr(Search):
 
     def __post_init__(self) -> None:
         Search.__post_init__(self)
-        is_limit = not isinstance(self.split_over, int) or self.split_over > 0
-        require(is_limit, "split_over", self.split_over, "it must be a number of tokens above 0, or no")
         most = f"set 2 to {_MOST_SAMPLES:,} samples per line, 100 is usual"
         require(self.mbr is None or 2 <= self.mbr <= _MOST_SAMPLES, "mbr", self.mbr, most)
         if self.mbr is not None and self.epsilon is None:
             object.__setattr__(self, "epsilon", _EPSILON_OF_MBR)
-        is_share = self.epsilon is None or 0 <= self.epsilon < 1
-        require(is_share, "epsilon", self.epsilon, "set a probability of 0 or more and below 1, 0.02 is usual")
-        require(self.seed >= 0, "seed", self.seed, "it must be 0 or more")
+        require_positive(self, "split_over")
+        require_fraction(self, "epsilon")
+        require_not_negative(self, "seed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,16 +111,11 @@ class Decoding(SearchOrMbr):
     def __post_init__(self) -> None:
         SearchOrMbr.__post_init__(self)
         require(not (self.sample and self.mbr), "sample", self.sample, "mbr draws samples of its own: leave one out")
-        most, of = (self.mbr, "samples of mbr") if self.mbr else (self.beam, "hypotheses of beam")
-        if self.sample:
-            require(self.results >= 1, "nbest", self.nbest, "it must be 1 or more")
-        else:
-            require(1 <= self.results <= most, "nbest", self.nbest, f"it must be 1 up to the {most:,} {of}")
-        require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "it must be 1 or more; 10 is usual")
-        is_share = self.top_p is None or 0 < self.top_p <= 1
-        require(is_share, "top_p", self.top_p, "set a probability above 0 and up to 1, 0.9 is usual")
-        remedy = "it must be above 0; 1 keeps the model's probabilities"
-        require(self.temperature > 0, "temperature", self.temperature, remedy)
+        require_positive(self, "nbest", "top_k", "top_p", "temperature")
+        require(self.top_p is None or self.top_p <= 1, "top_p", self.top_p, "it must be a probability, up to 1")
+        most = self.results if self.sample else self.mbr or self.beam
+        of = "samples of mbr" if self.mbr else "hypotheses of beam"
+        require(self.results <= most, "nbest", self.nbest, f"it must be 1 up to the {most:,} {of}")
 
     @property
     def results(self) -> int:

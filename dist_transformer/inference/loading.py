@@ -1,11 +1,12 @@
 """Reading of one model folder, or of several whose models decode together, and the arithmetic of a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.decoding import Loading
 from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
@@ -54,6 +55,17 @@ def read_joint_info(paths: Sequence[Path], loading: Loading) -> ModelInfo:
             (info.several_sentences for info in infos if info.several_sentences is not None), default=None
         ),
     )
+
+
+def require_inputs(models: Sequence[Path], loading: Loading, texts: Iterable[Path | None]) -> None:
+    """Check early that a command can read its model's description and its texts.
+
+    Raises:
+        UserError: it cannot.
+    """
+    read_joint_info(models, loading)
+    for path in filter(None, texts):
+        require_readable(path)
 
 
 def load_joint(

@@ -185,15 +185,8 @@ class TrainedModel:
         src, tgt = _as_lines("src", src), _as_lines("tgt", tgt)
         if len(src) != len(tgt):
             raise UserError(f"src and tgt must have the same number of lines ({len(src):,} and {len(tgt):,})")
-        return score_pairs(
-            self.model,
-            self.tokenizer,
-            src,
-            tgt,
-            device=self.device,
-            tags=self.info.direction.tags,
-            batch_tokens=batch_tokens,
-        )
+        model, tags = self.model, self.info.direction.tags
+        return score_pairs(model, self.tokenizer, src, tgt, device=self.device, tags=tags, batch_tokens=batch_tokens)
 
     @known_parameters
     def attention(self, src: str, tgt: str) -> Attention:

@@ -9,7 +9,7 @@ from dist_transformer.config.directions import Direction
 from dist_transformer.data.folder.marks import LanguageMarks, find_marks
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-from dist_transformer.evaluation.languages import wrong_side
+from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.model_folder import ModelInfo
 
 Lines = tuple[list[str], list[str]]
@@ -36,7 +36,9 @@ def test_each_side_alone_and_both(toy_lines: Lines, toy_tokenizer: Tokenizer, mo
     info = replace(model_info, marks=(marks_of(toy_tokenizer, toy_lines),))
 
     def found(sources: list[str], targets: list[str]) -> str | None:
-        return wrong_side(info, toy_tokenizer, sources=sources, targets=targets, flags="F")
+        said: list[str | None] = [None]
+        warn_of_wrong_side(said.append, info, toy_tokenizer, "F", (sources, None), (targets, None))
+        return said[-1]
 
     assert found(english, german) is None
     assert found(english, []) is None
@@ -59,7 +61,9 @@ def test_names_decide_where_the_text_does_not(
     english, german = toy_lines
 
     def found(info: ModelInfo, lines: list[str], name: str) -> bool:
-        return wrong_side(info, toy_tokenizer, sources=lines, source_file=Path(name), flags="F") is not None
+        said: list[str] = []
+        warn_of_wrong_side(said.append, info, toy_tokenizer, "F", (lines, Path(name)))
+        return bool(said)
 
     assert not model_info.marks
     for name in ("test.de", "x/test.DE", "test.de.gz"):

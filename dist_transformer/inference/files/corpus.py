@@ -17,7 +17,6 @@ output. The other ranks write no file but parts, so a rank of a translation that
 import contextlib
 import hashlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,10 +35,18 @@ from dist_transformer.base.files import (
 )
 from dist_transformer.base.messages import as_kind
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
-from dist_transformer.data.text.compressed import is_compressed
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.inference.files.manifest import MANIFEST_FILE, manifest_of, require_same
-from dist_transformer.inference.files.parts import Part, Source, describe_chunk, in_chunks, parts_of, read_source
+from dist_transformer.inference.files.parts import (
+    Part,
+    Source,
+    describe_chunk,
+    in_chunks,
+    parts_of,
+    read_source,
+    refuse_existing,
+    require_free,
+)
 from dist_transformer.inference.translator import Translation
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
 
@@ -153,7 +160,7 @@ def _begin(job: CorpusJob, held: contextlib.ExitStack) -> tuple[_Start | None, F
             _report(f"{job.output} is complete")
             return None, fence
         # Another command may have written the output since the first check.
-        _refuse_existing(job.output)
+        refuse_existing(job.output)
         remove_unfinished(job.parts)
         remove_unfinished(job.output.parent, job.output.name)
         remove(job.parts / _FAILED)
@@ -210,23 +217,6 @@ def _remove_parts(job: CorpusJob, fence: Fence) -> None:
         if path.name != _COMPLETE:
             remove_tree(path)
     remove_tree(job.parts)
-
-
-def require_free(output: Path) -> None:
-    """Check early that a translation can begin or resume, as far as the name of its output tells.
-
-    Raises:
-        UserError: the name is of a compressed file, or there is such a file, and no parts of it.
-    """
-    if is_compressed(output):
-        raise UserError(f"{output} would hold plain text: use a name without {output.suffix}")
-    if not parts_of(output).exists():
-        _refuse_existing(output)
-
-
-def _refuse_existing(output: Path) -> None:
-    if os.path.lexists(output):
-        raise UserError(f"{output} exists already: choose another --output, or remove it first")
 
 
 def _translate_share(
@@ -304,7 +294,7 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
                 )
             fence()
             write_file(job.parts / _COMPLETE, _completion(start, beside))
-            _refuse_existing(job.output)
+            refuse_existing(job.output)
         _remove_parts(job, fence)
 
 

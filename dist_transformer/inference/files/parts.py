@@ -7,13 +7,16 @@ another one, of another translation or of other source lines is recognized, and 
 
 import hashlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.base.sole_writer import Fence
+from dist_transformer.data.text.compressed import is_compressed
 
 _BLOCK = 2**20
 
@@ -21,6 +24,23 @@ _BLOCK = 2**20
 def parts_of(output: Path) -> Path:
     """Return the folder of the parts of an output."""
     return output.with_name(f"{output.name}.parts")
+
+
+def require_free(output: Path) -> None:
+    """Check early that a translation can begin or resume, as far as the name of its output tells.
+
+    Raises:
+        UserError: the name is of a compressed file, or there is such a file, and no parts of it.
+    """
+    if is_compressed(output):
+        raise UserError(f"{output} would hold plain text: use a name without {output.suffix}")
+    if not parts_of(output).exists():
+        refuse_existing(output)
+
+
+def refuse_existing(output: Path) -> None:
+    if os.path.lexists(output):
+        raise UserError(f"{output} exists already: choose another --output, or remove it first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,8 +89,8 @@ def test_of_a_model(model_folder: Path, toy_lines: Lines) -> None:
     (with_prefix,) = model.mbr(lines[:1], samples=4, prefixes=["der"], **way)
     assert with_prefix[0].text.startswith("der")
     assert model.mbr(lines[0], samples=4, **way) == model.mbr(lines[:1], samples=4, **way)
-    with pytest.raises(UserError, match=r"^in mbr, sampels is not a setting here: did you mean samples\?$"):
-        model.mbr(lines, samples=4, sampels=4)
+    with pytest.raises(UserError, match=r"^in mbr, utilty is not a setting here: did you mean utility\?$"):
+        model.mbr(lines, samples=4, utilty="bleu")
     with pytest.raises(
         UserError, match=r"^beam has no effect with mbr, which draws samples without a search: leave beam or mbr"
     ):
