@@ -3,7 +3,6 @@
 Bad input raises `UserError`, whose message is one sentence for the user. Paths are `str` or `Path`.
 """
 
-import inspect
 import json
 import sys
 import tempfile
@@ -25,11 +24,9 @@ from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.config.table3 import preset_with_variant
-from dist_transformer.config.wrong_names import refuse_wrong_settings
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
-from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import PairSource, expand, line_files
+from dist_transformer.data.prepare.settings import PREPARE_RULES, PrepareSettings
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.evaluation.evaluate import Evaluation, write_evaluation
 from dist_transformer.evaluation.evaluate import evaluate as evaluate_folder
@@ -50,32 +47,17 @@ Paths = AnyPath | Sequence[AnyPath]
 load = TrainedModel.load
 
 
-def prepare(
-    *,
-    out: AnyPath,
-    src: Paths = (),
-    tgt: Paths = (),
-    sources: Sequence[PairSource] = (),
-    valid_src: Paths = (),
-    valid_tgt: Paths = (),
-    vocab_size: int | None = None,
-    tokenizer: AnyPath | None = None,
-    workers: int = 1,
-    report: Callable[[str], None] = log_line,
-    **settings: Any,
-) -> DataIndex:
-    """Make a data folder, as the command `prepare` does.
+def prepare(*, out: AnyPath, report: Callable[[str], None] = log_line, **settings: Any) -> DataIndex:
+    """Make a data folder, as the command `prepare` does, in one process.
 
     Args:
         out: folder to make; it must be new or empty.
-        src: source text, one sentence per line: a file, a pattern or several; `tgt` has the translations.
-        sources: text of other kinds (`TsvFile`, `JsonlFile`, `ParquetFile`, `HubDataset` of `dist_transformer.data`).
-        valid_src: validation text; without it, pairs are held out.
-        vocab_size: entries, both languages together; required without `tokenizer`, a model folder or file. Two
-            vocabularies have `source_vocab_size` and `target_vocab_size`, or `source_tokenizer` and `target_tokenizer`.
-        workers: processes; with more than one, a script needs `if __name__ == "__main__":`.
         report: called with lines about the text that was read, dropped and written; by default they are logged.
-        settings: other fields of `PrepareSettings`, such as `max_tokens=128`, `source_tags=("<2de>",)`.
+        settings: settings by the names of their flags or of the fields of `PrepareSettings` and `TextSettings`: `src`
+            and `tgt`, which are a file, a pattern or several each, `valid_src` and `valid_tgt`, `vocab_size` or
+            `tokenizer`, `max_tokens=128`, `source_tags=("<2de>",)`. `sources` and `validation` are more text as objects
+            (`LineFiles`, `TsvFile`, `HubDataset`, … of `dist_transformer.data.text`). With `workers` above 1, a script
+            needs `if __name__ == "__main__":`.
 
     Returns:
         the contents of the folder's index.json.
@@ -83,17 +65,8 @@ def prepare(
     Raises:
         UserError: bad text, files or settings.
     """
-    known = {*PrepareSettings.__dataclass_fields__, *inspect.signature(prepare).parameters} - {"settings"}
-    refuse_wrong_settings(settings, known, "prepare")
-    wanted = PrepareSettings(
-        out=Path(out),
-        sources=(*_text_files(src, tgt, "src", "tgt"), *sources),
-        validation=tuple(_text_files(valid_src, valid_tgt, "valid_src", "valid_tgt")),
-        vocab_size=vocab_size,
-        tokenizer=None if tokenizer is None else Path(tokenizer),
-        workers=workers,
-        **settings,
-    )
+    stated = read_keywords(PrepareSettings, {**settings, "out": out}, "prepare", also=["report"])
+    wanted = stated.build(PrepareSettings, rules=PREPARE_RULES)
     if caution := preparation_caution(wanted):
         warnings.warn(caution, stacklevel=2)
     return make_data_folder(wanted, report)
@@ -182,7 +155,7 @@ def average(**settings: Any) -> ModelInfo:
     Raises:
         UserError: the weights do not fit together, or are too few, or settings have no effect.
     """
-    wanted = read_keywords(AverageSettings, settings, "average", rules=AVERAGE_RULES).build(AverageSettings)
+    wanted = read_keywords(AverageSettings, settings, "average").build(AverageSettings, rules=AVERAGE_RULES)
     if wanted.sweep:
         result = sweep(wanted, find_device(wanted.loading.device))
         chosen, info = result.best.chosen, write_best(result)
@@ -219,7 +192,7 @@ def evaluate(**settings: Any) -> Evaluation | Any:
     Raises:
         UserError: a file or a setting is unfit.
     """
-    wanted = read_keywords(EvaluateSettings, settings, "evaluate", rules=EVALUATE_RULES).build(EvaluateSettings)
+    wanted = read_keywords(EvaluateSettings, settings, "evaluate").build(EvaluateSettings, rules=EVALUATE_RULES)
     if wanted.hypotheses:
         found = compare(wanted.hypotheses, wanted.ref, target_language=wanted.tgt_lang, lowercase=wanted.lowercase)
         if wanted.json is not None:
@@ -234,8 +207,3 @@ def evaluate(**settings: Any) -> Evaluation | Any:
 
 def _as_list(paths: Paths) -> list[AnyPath]:
     return [paths] if isinstance(paths, str | PathLike) else list(paths)
-
-
-def _text_files(source: Paths, target: Paths, source_name: str, target_name: str) -> list[PairSource]:
-    sides = zip((source, target), (source_name, target_name), strict=True)
-    return list(line_files(*(expand([Path(path) for path in _as_list(paths)], name) for paths, name in sides)))

@@ -20,4 +20,4 @@ def preparation_caution(settings: PrepareSettings) -> str | None:
         known.append(read_index(tokenizer.parent).direction)
     source, target = settings.languages
     own = Direction(source_language=source, target_language=target, tags=settings.source_tags)
-    return tag_caution(known, own, place=tokenizer.parent, text=settings.sources[0].name)
+    return tag_caution(known, own, place=tokenizer.parent, text=settings.training_sources[0].name)

@@ -64,7 +64,7 @@ class Stated:
     function: str = ""
     """Function of Python whose keywords they are; empty for a command."""
 
-    def check(self, known: Sequence[Setting], rules: FlagRules) -> None:
+    def _check(self, known: Sequence[Setting], rules: FlagRules) -> None:
         """Refuse settings that the others leave without effect; defaults count only as flags.
 
         Raises:
@@ -82,13 +82,16 @@ class Stated:
             said = str(error)
             raise UserError(_FLAG.sub(lambda flag: _as_name(flag[0]), said) if self.function else said) from None
 
-    def build(self, kind: type[T], default: T | None = None) -> T:
+    def build(self, kind: type[T], default: T | None = None, *, rules: FlagRules | None = None) -> T:
         """Build the settings of a command; see `schema.build`.
 
         Raises:
-            UserError: a value is out of range, or a setting that is required is missing.
+            UserError: a value is out of range or has no effect, or a setting that is required is missing.
         """
-        for each in settings_of(kind) if default is None else ():
+        known = settings_of(kind)
+        if rules is not None:
+            self._check(known, rules)
+        for each in known if default is None else ():
             if each.default is MISSING and each.name not in self.values:
                 if self.function:
                     raise UserError(f"in {self.function}, {each.name} is missing: pass it")
@@ -117,10 +120,7 @@ def parse(kind: type[T], page: Page, *, rules: FlagRules | None = None, words: S
     Raises:
         UserError: a wrong flag or value, or settings that do not go together.
     """
-    known = settings_of(kind)
-    stated = read_words(known, page, sys.argv[1:] if words is None else words)
-    stated.check(known, rules or FlagRules())
-    return stated.build(kind)
+    return read_words(settings_of(kind), page, sys.argv[1:] if words is None else words).build(kind, rules=rules)
 
 
 def read_words(
@@ -178,16 +178,14 @@ def read_keywords(
     function: str,
     *,
     also: Iterable[str] = (),
-    rules: FlagRules | None = None,
 ) -> Stated:
     """Read the settings that a function of Python is given. A path may be text, and one value stand for a list.
 
     Args:
         also: other keywords of the function, which a wrong one may have meant.
-        rules: those of the flags.
 
     Raises:
-        UserError: a wrong name or value, or settings that do not go together.
+        UserError: a wrong name or value.
     """
     stated = Stated(function=function)
     # Values of Python that no flag can state.
@@ -195,7 +193,6 @@ def read_keywords(
     stated.values.update({name: keywords[name] for name in own})
     rest = {name: value for name, value in keywords.items() if name not in own}
     _read_values(stated, settings_of(kind), rest, function, also=also)
-    stated.check(settings_of(kind), rules or FlagRules())
     return stated
 
 

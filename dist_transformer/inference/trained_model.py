@@ -163,7 +163,7 @@ class TrainedModel:
     def _translate(
         self, method: str, lines: str | Iterable[str], prefixes: str | Iterable[str] | None, **settings: Any
     ) -> Any:
-        decoding = read_keywords(Decoding, settings, method, also=("prefixes",), rules=RULES).build(Decoding)
+        decoding = read_keywords(Decoding, settings, method, also=("prefixes",)).build(Decoding, rules=RULES)
         translator = Translator.of(self.model, self.tokenizer, self.info, self.device, decoding, self._products)
         begun = None if prefixes is None else _as_lines("prefixes", _split(prefixes))
         translations = translator.translate(_as_lines("lines", _split(lines)), prefixes=begun)

@@ -196,7 +196,8 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
 
     Collective: every rank must call it.
     """
-    parts = split_sources(runner, settings.sources)
+    sources = settings.training_sources
+    parts = split_sources(runner, sources)
     sizes: dict[int, list[int]] = {}
     left = Counter(number for number, _ in parts)
     reported = 0
@@ -205,9 +206,9 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
         nonlocal reported
         sizes[part] = found
         left[parts[part][0]] -= 1
-        while reported < len(settings.sources) and left[reported] == 0:
+        while reported < len(sources) and left[reported] == 0:
             pairs = sum(sum(sizes[part]) for part, (number, _) in enumerate(parts) if number == reported)
-            report(f"read: {pairs:,} pairs from {settings.sources[reported].name}")
+            report(f"read: {pairs:,} pairs from {sources[reported].name}")
             reported += 1
 
     tasks = [
@@ -226,7 +227,7 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
 def survey_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalizations: Normalizations
 ) -> Survey:
-    wanted = 0 if settings.validation else settings.valid_pairs
+    wanted = 0 if settings.validation_sources else settings.valid_pairs
     survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter(), traces=Counter())
 
     def add(found: dict[str, Any]) -> None:

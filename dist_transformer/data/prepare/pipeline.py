@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -108,11 +109,13 @@ def prepare(
     ranks = ranks or MpiRanks()
     show_progress &= ranks.is_main
     say = _reporter(report if ranks.is_main else lambda _: None, show_progress)
-    name = ranks.lead(lambda: _checked(settings, say))
-    with _shared_work(settings.out, name, ranks, say) as work, WorkerPool(settings.workers) as pool:
-        if not ranks.lead(work.whole.exists):
-            _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
-        made = as_kind(DataIndex, ranks.lead(lambda: DataFolder.open(work.whole).index))
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = ranks.together(lambda: settings.with_toy(Path(scratch)))
+        name = ranks.lead(lambda: _checked(settings, say))
+        with _shared_work(settings.out, name, ranks, say) as work, WorkerPool(settings.workers or 1) as pool:
+            if not ranks.lead(work.whole.exists):
+                _make(TaskRunner(work=work, pool=pool, ranks=ranks, show=show_progress), settings, say)
+            made = as_kind(DataIndex, ranks.lead(lambda: DataFolder.open(work.whole).index))
     _report_result(made, settings, time.monotonic() - started, say)
     return made
 
@@ -127,7 +130,7 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
             f"segmentations: {settings.segmentations} of each training sentence are drawn, so the training shards need "
             f"{settings.segmentations} times the disk of one"
         )
-    for source in (*settings.sources, *settings.validation):
+    for source in (*settings.training_sources, *settings.validation_sources):
         # A misspelt name or a wrong column should fail now, not after hours of reading.
         next(source.pairs(), None)
     return fingerprint(settings, CHUNK_PAIRS)
@@ -175,7 +178,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
 def _validation(
     work: Work, settings: PrepareSettings, chunks: Sequence[Chunk], survey: Survey, report: Report
 ) -> _Validation:
-    if settings.validation:
+    if settings.validation_sources:
         return _given_validation(settings, report)
     held_out = survey.held_out()
     if len(held_out) == 0:
@@ -196,11 +199,11 @@ def _validation(
 
 
 def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
-    read = [pair for source in settings.validation for pair in source.pairs()]
+    read = [pair for source in settings.validation_sources for pair in source.pairs()]
     rules = normalizations(settings)
     given = [pair for pair in read if pair is not None]
     pairs = [pair for pair in given if not is_empty(*pair, rules)]
-    names = ", ".join(source.name for source in settings.validation)
+    names = ", ".join(source.name for source in settings.validation_sources)
     if not pairs:
         raise UserError(f"the validation text ({names}) has no pair with text on both sides: use other files")
     long_lines = len(read) - len(given)
@@ -214,8 +217,9 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
 def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) -> None:
     if kept == 0:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        names = ", ".join(source.name for source in settings.training_sources)
         raise UserError(
-            f"no training pair is left of {', '.join(source.name for source in settings.sources)} ({reasons} dropped): "
+            f"no training pair is left of {names} ({reasons} dropped): "
             "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
         )
 
@@ -239,14 +243,14 @@ def _finish(
     if settings.keep_text is not None:
         _copy_text(settings.keep_text, work.data / "text")
     marks = _marks(work.data / train.shards[0].file, tokenizer)
-    if settings.validation:
+    if settings.validation_sources:
         _warn_of_swapped(validation.pairs, marks, tokenizer, report)
     source_language, target_language = settings.languages
     vocab_size, target_vocab_size = tokenizer.sizes
     index = DataIndex(
         format_version=shards.FORMAT_VERSION,
-        corpus=settings.corpus or settings.sources[0].name,
-        synthetic=settings.synthetic,
+        corpus=settings.corpus or (settings.training_sources[0].name if settings.text.toy is None else "toy grammar"),
+        synthetic=settings.text.toy is not None,
         source_language=source_language,
         target_language=target_language,
         source_tags=settings.source_tags,
@@ -254,7 +258,7 @@ def _finish(
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=vocab_size,
         target_vocab_size=target_vocab_size,
-        sources=tuple(source.name for source in settings.sources),
+        sources=tuple(source.name for source in settings.training_sources),
         seed=settings.seed,
         max_tokens=settings.max_tokens,
         max_length_ratio=float(settings.max_length_ratio),
@@ -264,7 +268,7 @@ def _finish(
         overlap=overlap,
         repeats=repeats,
         several_sentences=several,
-        valid_held_out=not settings.validation,
+        valid_held_out=not settings.validation_sources,
         valid_dropped={
             "empty": validation.empty,
             "too_long": too_long,

@@ -1,19 +1,42 @@
 """Settings of a preparation, and the checks that need no text."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.paths import require_usable
+from dist_transformer.config.schema import FLAT, setting
+from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.folder.format import TOKENIZER_FILE
-from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
+from dist_transformer.data.text.hub import HubDataset
+from dist_transformer.data.text.tables import ParquetFile
+from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _STRENGTH = 0.1
 _SIDES = (("source", "--src-", (0,)), ("target", "--tgt-", (1,)))
+PREPARE_RULES = FlagRules(
+    needs={
+        "--tsv-columns": "--tsv",
+        "--src-field --tgt-field": "--jsonl --parquet",
+        "--dataset-config --dataset-revision --dataset-split --dataset-valid-split --streaming": "--dataset",
+        "--vocabulary --vocab-sample-pairs --byte-fallback --character-coverage": (
+            "--vocab-size --src-vocab-size --tgt-vocab-size"
+        ),
+        "--segmentation-dropout --segmentation-alpha --segmented-side": "--segmentations",
+    },
+    conflicts={
+        ("--valid-pairs", "--valid-src --dataset-valid-split --toy"): "which has validation text",
+    },
+)
+"""When flags have an effect."""
+
+_FILES = ("src", "tgt", "tsv", "jsonl", "parquet", "valid_src", "valid_tgt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,73 +52,177 @@ class VocabularyChoice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareSettings:
-    out: Path
-    """Folder to make; it must be new or empty."""
-    sources: tuple[PairSource, ...]
-    validation: tuple[PairSource, ...] = ()
-    """Validation text; empty: `valid_pairs` pairs are held out from the sources."""
-    vocab_size: int | None = None
-    """Vocabulary entries, special tokens and bytes included; required unless a tokenizer is given."""
-    source_vocab_size: int | None = None
-    """Entries of a vocabulary of the sources alone; the targets then have one of their own, too."""
-    target_vocab_size: int | None = None
-    vocabulary: LearnedKind = "byte-bpe"
-    """Kind of vocabulary to learn: byte-level BPE, or SentencePiece's unigram or BPE."""
-    byte_fallback: bool | None = None
-    """Whether SentencePiece writes characters that are no pieces as bytes, not as `<unk>`; None: yes."""
-    character_coverage: float | None = None
-    """Share of the characters of the text that are pieces of SentencePiece; None: 0.9995."""
-    tokenizer: Path | None = None
-    """A model or data folder, its tokenizer.json, or a model of SentencePiece: use its vocabulary unchanged."""
-    source_tokenizer: Path | None = None
-    """Vocabulary for the sources alone, named as `tokenizer` is: its tokenizer of sources is used."""
-    target_tokenizer: Path | None = None
-    """Vocabulary for the targets alone: its tokenizer of targets is used."""
-    tags: tuple[str, ...] = ()
-    """Tags to reserve in a vocabulary that is learned."""
-    source_tags: tuple[str, ...] = ()
-    """Tags of the vocabulary in front of every source sentence, in this order."""
-    lowercase: bool = False
-    normalization: Normalization | None = None
-    """Rule of a learned vocabulary for text; None: that of the given tokenizer, or clean."""
-    segmentations: int = 1
-    """Segmentations of each training sentence: epoch e trains on number e modulo this. They are drawn if there are
-    several, and the shards need as many times the disk."""
-    segmentation_dropout: float | None = None
-    """Probability with which BPE leaves a merge out (Provilkov et al. 2020); None: 0.1."""
-    segmentation_alpha: float | None = None
-    """Exponent of the probabilities by which a unigram model's 64 best segmentations are drawn (Kudo 2018); None:
-    0.1."""
-    segmented_side: Literal["both", "source", "target"] = "both"
-    """Side whose segmentations are drawn; the other one has its best one in all epochs."""
-    max_tokens: int = 256
-    """Maximum tokens per side, the special token and the tags included; longer pairs are dropped."""
-    max_length_ratio: float = 3.0
-    """Maximum of (longer + 5) / (shorter + 5) tokens of text; pairs above it are dropped."""
-    keep_overlap: bool = False
-    """Keep training pairs that are also validation pairs; validation then looks better than it is."""
-    pairs_per_shard: int = 100_000
-    """Average pairs per shard; shards differ in size because pairs are assigned by hash."""
-    vocab_sample_pairs: int = 2_000_000
-    """Maximum pairs, approximately, that the vocabulary is learned from. Larger corpora are sampled, by seed, to bound
-    the memory."""
-    seed: int = 1
-    valid_pairs: int = 1_000
-    """Pairs that are held out if no validation text is given; at most a tenth of the pairs."""
-    source_language: str | None = None
-    """Source language; None: taken from the names of the files."""
-    target_language: str | None = None
-    corpus: str = ""
-    """Name for reports; empty: the name of the first source."""
-    synthetic: bool = False
-    keep_text: Path | None = None
-    """Folder to copy to `text/` in the result."""
-    workers: int = 1
-    """Processes per rank; the result does not depend on it."""
+class TextSettings:
+    """Text of one or more kinds, all of which are used.
+
+    Patterns among the files are replaced by what they match.
+    """
+
+    src: tuple[Path, ...] = ()
+    """Source text, one sentence per line."""
+    tgt: tuple[Path, ...] = ()
+    """Translations, line by line."""
+    tsv: tuple[Path, ...] = ()
+    """Files of tab-separated columns, no quoting, the same number in each row."""
+    tsv_columns: tuple[int, int] = (0, 1)
+    """Source and target column of --tsv, counted from 0."""
+    jsonl: tuple[Path, ...] = ()
+    """Files of one JSON object per line."""
+    parquet: tuple[Path, ...] = ()
+    """Parquet files with two columns of text, or two fields of a column."""
+    src_field: str | None = None
+    """Field of --jsonl and --parquet with the source text; a.b: field b of a."""
+    tgt_field: str | None = None
+    """Field of --jsonl and --parquet with the target text."""
+    dataset: str | None = None
+    """Hub dataset, or a local folder of Parquet or JSON files."""
+    dataset_config: str | None = None
+    """Configuration of --dataset, such as de-en; default: the dataset's."""
+    dataset_revision: str | None = None
+    """Commit, tag or branch of --dataset; recorded in the index."""
+    dataset_split: str = "train"
+    """Training split of --dataset."""
+    dataset_valid_split: str | None = None
+    """Validation split of --dataset; default: hold out pairs."""
+    streaming: bool = False
+    """Read --dataset as it arrives, without a local copy."""
+    toy: int | None = None
+    """This many pairs of built-in synthetic English-German text."""
+    valid_src: tuple[Path, ...] = ()
+    """Source text of the validation; default: hold out pairs."""
+    valid_tgt: tuple[Path, ...] = ()
+    """Translations of the validation text."""
 
     def __post_init__(self) -> None:
-        if not self.sources:
+        for name in _FILES:
+            object.__setattr__(self, name, tuple(expand(getattr(self, name), name)))
+        for name in ("jsonl", "parquet"):
+            if getattr(self, name) and not (self.src_field and self.tgt_field):
+                raise UserError(f"{name} needs the names of its two text fields: pass --src-field and --tgt-field")
+        if self.dataset is not None:
+            require_usable(self.dataset)
+        if len(self.tsv_columns) != 2:
+            raise UserError(f"tsv_columns is {self.tsv_columns}: it must be the numbers of two columns")
+        if self.toy is not None and not 1 <= self.toy <= MOST_TOY_PAIRS:
+            raise UserError(f"toy is {self.toy}: ask for 1 to {MOST_TOY_PAIRS:,} pairs")
+
+    def sources(self, languages: tuple[str | None, str | None], toy: Path) -> tuple[list[PairSource], list[PairSource]]:
+        """Return the sources of the training text and of the validation text.
+
+        Args:
+            languages: those of source and target, if they are given.
+            toy: folder of the synthetic text.
+        """
+        source_column, target_column = self.tsv_columns
+        fields: dict[str, Any] = {"source_field": self.src_field or "", "target_field": self.tgt_field or ""}
+        train: list[PairSource] = [
+            *line_files(self.src, self.tgt),
+            *(TsvFile(path=path, source_column=source_column, target_column=target_column) for path in self.tsv),
+            *(JsonlFile(path=path, **fields) for path in self.jsonl),
+            *(ParquetFile(path=path, **fields) for path in self.parquet),
+        ]
+        valid: list[PairSource] = [*line_files(self.valid_src, self.valid_tgt)]
+        for sources, split in ((train, self.dataset_split), (valid, self.dataset_valid_split)):
+            if self.dataset is not None and split is not None:
+                sources.append(self._hub(split, *languages))
+        if self.toy is not None:
+            train += line_files([toy / "train.en"], [toy / "train.de"])
+            valid += line_files([toy / "valid.en"], [toy / "valid.de"])
+        return train, valid
+
+    def _hub(self, split: str, source_language: str | None, target_language: str | None) -> HubDataset:
+        if self.dataset is None or not (source_language and target_language):
+            raise UserError("dataset needs its two languages: pass --src-lang and --tgt-lang")
+        return HubDataset(
+            dataset=self.dataset,
+            source_language=source_language,
+            target_language=target_language,
+            config=self.dataset_config,
+            revision=self.dataset_revision,
+            split=split,
+            streaming=self.streaming,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareSettings:
+    """The data folder and its vocabulary."""
+
+    text: Annotated[TextSettings, FLAT] = field(default_factory=TextSettings)
+    out: Path
+    """Folder to make; it must be new or empty."""
+    sources: tuple[PairSource, ...] = setting((), python_only=True)
+    """Text besides `text`: of other kinds, or of several datasets."""
+    validation: tuple[PairSource, ...] = setting((), python_only=True)
+    """Validation text besides that of `text`."""
+    valid_pairs: int = 1_000
+    """Pairs to hold out if there is no validation text, at most a tenth of all."""
+    vocab_size: int | None = None
+    """Entries, both languages together, special tokens and bytes included; required without --tokenizer."""
+    source_vocab_size: int | None = setting(None, flag="src_vocab_size")
+    """Instead, entries of a vocabulary of the source language alone; the target then has one of its own, too."""
+    target_vocab_size: int | None = setting(None, flag="tgt_vocab_size")
+    """Entries of a vocabulary of the target language alone."""
+    vocabulary: LearnedKind = "byte-bpe"
+    """Kind of vocabulary to learn: byte-level BPE, or SentencePiece's unigram model or BPE."""
+    vocab_sample_pairs: int = 2_000_000
+    """Learn the vocabulary from about this many pairs, drawn by --seed if there are more, which bounds the memory."""
+    byte_fallback: bool | None = None
+    """Write characters that are no pieces of SentencePiece as bytes instead of <unk>; default: do."""
+    character_coverage: float | None = None
+    """Share of the characters of the text that are pieces of SentencePiece; default: 0.9995."""
+    tokenizer: Path | None = None
+    """Vocabulary to use unchanged: a model or data folder, a tokenizer.json, or a .model of SentencePiece; default:
+    learn one."""
+    source_tokenizer: Path | None = setting(None, flag="src_tokenizer")
+    """Instead, a vocabulary for the source language alone: of a folder, its tokenizer of sources."""
+    target_tokenizer: Path | None = setting(None, flag="tgt_tokenizer")
+    """Vocabulary for the target language alone: of a folder, its tokenizer of targets."""
+    tags: tuple[str, ...] = setting((), flag="tag")
+    """Tags to reserve in a learned vocabulary, such as <2de>."""
+    source_tags: tuple[str, ...] = setting((), flag="src_tag")
+    """Tags of the vocabulary to put in front of every source sentence, in this order."""
+    segmentations: int = 1
+    """Segmentations to draw of each training sentence, one for each of as many epochs; the shards take as many times
+    the disk; 1: the best one."""
+    segmentation_dropout: float | None = None
+    """Probability with which BPE leaves a merge out (Provilkov et al. 2020); default: 0.1."""
+    segmentation_alpha: float | None = None
+    """Exponent of the probabilities by which the 64 best segmentations of a unigram model are drawn (Kudo 2018);
+    default: 0.1."""
+    segmented_side: Literal["both", "source", "target"] = "both"
+    """Side whose segmentations are drawn; the other one has its best one in all epochs."""
+    lowercase: bool = False
+    """Lowercase all text."""
+    normalization: Normalization | None = None
+    """Rule for all text. clean removes invisible characters, turns all white space into spaces, and replaces variants
+    by plain characters, such as full-width punctuation by ASCII; clean-nfc keeps the variants, as Chinese needs. nfkc
+    and nfc do the same without the cleaning; default: that of --tokenizer, or clean."""
+    source_language: str | None = setting(None, flag="src_lang")
+    """Source language; default: from the file name, train.en → en."""
+    target_language: str | None = setting(None, flag="tgt_lang")
+    """Target language; default: from the file name."""
+    corpus: str = ""
+    """Name in reports; default: that of the first source."""
+    max_tokens: int = 256
+    """Most tokens per side, the special token and the tags included; longer pairs are dropped."""
+    max_length_ratio: float = 3.0
+    """Most (longer + 5) / (shorter + 5) tokens of text; pairs above it are dropped."""
+    keep_overlap: bool = False
+    """Keep training pairs that are also validation pairs, instead of counting them and leaving them out; validation
+    then looks better than it is."""
+    pairs_per_shard: int = 100_000
+    """Pairs per shard, on average; shards differ in size because pairs are assigned by hash."""
+    seed: int = 1
+    """Seed of the order of pairs, of the held-out pairs and of the synthetic text."""
+    keep_text: Path | None = setting(None, python_only=True)
+    """Folder of the synthetic text, which is copied to `text/` in the result."""
+    workers: int | None = None
+    """Processes per rank, on which the result does not depend; default: one for each core that the rank may use, or one
+    for a text of less than 50,000 pairs. From Python: one."""
+
+    def __post_init__(self) -> None:
+        if not self.training_sources:
             raise UserError(
                 "there is no text to prepare: pass --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
             )
@@ -106,25 +233,18 @@ class PrepareSettings:
         for choice in learned:
             _ = self.learning(choice)
         if self._learns_tags and (missing := [tag for tag in self.source_tags if tag not in self.tags]):
-            raise UserError(f"--src-tag {missing[0]} is not in the vocabulary to be learned: pass it to --tag, too")
-        new = {
-            f"--vocabulary {self.vocabulary} learns a new vocabulary": self.vocabulary != "byte-bpe",
-            "--byte-fallback is for a new vocabulary": self.byte_fallback is not None,
-            "--character-coverage is for a new vocabulary": self.character_coverage is not None,
-        }
-        useless = [text for text, value in new.items() if value and not learned]
-        if self.tags and not self._learns_tags:
-            useless.insert(0, f"--tag reserves {' '.join(self.tags)} in a new vocabulary")
-        if useless:
-            flag = f"{self.vocabularies[0].flags}tokenizer"
+            raise UserError(f"source_tags {missing[0]} is not in the vocabulary to be learned: pass it to --tag, too")
+        of_new = () if learned else ("vocabulary", "byte_fallback", "character_coverage")
+        if useless := self._changed(*(() if self._learns_tags else ("tags",)), *of_new):
             raise UserError(
-                f"{useless[0]}, but {flag} names an existing one: leave out {useless[0].split()[0]} or {flag}"
+                f"{useless} is for a new vocabulary, but {self.vocabularies[0].flags}tokenizer names an existing one: "
+                "leave one of them out"
             )
         self._check_segmentations()
         positive = ("pairs_per_shard", "valid_pairs", "vocab_sample_pairs", "workers", "segmentations")
-        for field, least in {"max_tokens": 2, **dict.fromkeys(positive, 1), "seed": 0}.items():
-            if (value := getattr(self, field)) < least:
-                raise UserError(f"{field} is {value}: it must be at least {least}")
+        for name, least in {"max_tokens": 2, **dict.fromkeys(positive, 1), "seed": 0}.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise UserError(f"{name} is {value}: it must be at least {least}")
         if not 1 <= self.max_length_ratio < math.inf:
             raise UserError(f"max_length_ratio is {self.max_length_ratio}: it must be at least 1")
         if self.pairs_per_shard * self.max_tokens >= 2**31:
@@ -135,16 +255,39 @@ class PrepareSettings:
 
     def _check_segmentations(self) -> None:
         for name in ("segmentation_dropout", "segmentation_alpha"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
+            if (value := getattr(self, name)) is not None and not 0 < value <= 1:
                 raise UserError(f"{name} is {value}: it must be above 0 and at most 1; 0.1 is usual")
-        set_alone = {
-            "--segmentation-dropout": self.segmentation_dropout is not None,
-            "--segmentation-alpha": self.segmentation_alpha is not None,
-            "--segmented-side": self.segmented_side != "both",
-        }
-        if self.segmentations == 1 and (flag := next((flag for flag, value in set_alone.items() if value), None)):
-            raise UserError(f"{flag} is for several segmentations: set --segmentations to 2 or more, or leave it out")
+        alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
+        if self.segmentations == 1 and alone:
+            raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
+
+    def _changed(self, *names: str) -> str | None:
+        """Return the first of these settings whose value is not the default."""
+        defaults = type(self).__dataclass_fields__
+        return next((name for name in names if getattr(self, name) != defaults[name].default), None)
+
+    @property
+    def training_sources(self) -> tuple[PairSource, ...]:
+        """All text to train on."""
+        return (*self._of_text[0], *self.sources)
+
+    @property
+    def validation_sources(self) -> tuple[PairSource, ...]:
+        """All validation text; empty: `valid_pairs` pairs are held out from the training text."""
+        return (*self._of_text[1], *self.validation)
+
+    @property
+    def _of_text(self) -> tuple[list[PairSource], list[PairSource]]:
+        return self.text.sources((self.source_language, self.target_language), self.keep_text or Path())
+
+    def with_toy(self, folder: Path) -> "PrepareSettings":
+        """Write the synthetic text to a folder, if it is asked for, and return the settings that read it there."""
+        if self.text.toy is None:
+            return self
+        held_out = max(1, min(1_000, self.text.toy // 10))
+        text = make_toy_corpus(train_pairs=self.text.toy, valid_pairs=held_out, test_pairs=held_out, seed=self.seed)
+        write_toy_corpus(folder, text)
+        return replace(self, keep_text=folder)
 
     @property
     def sampled_sides(self) -> tuple[int, ...]:
@@ -231,7 +374,7 @@ class PrepareSettings:
     def languages(self) -> tuple[str, str]:
         """Source and target language, as given or from the file names."""
         given = (self.source_language, self.target_language)
-        found = [source.languages for source in (*self.sources, *self.validation)]
+        found = [source.languages for source in (*self.training_sources, *self.validation_sources)]
         named = [_one_language(given[side], {pair[side] for pair in found}, side) for side in (0, 1)]
         return named[0], named[1]
 

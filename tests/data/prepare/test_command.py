@@ -50,7 +50,7 @@ def test_command_prints_one_sentence_on_bad_input(tmp_path: Path) -> None:
     result = command("--src", source, "--tgt", target, "--vocab-size", "99", "--out", tmp_path / "out")
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("error: vocab_size 99 is too small")
+    assert result.stderr.startswith("error: --vocab-size 99 is too small")
     assert result.stderr.count("\n") == 1
 
 

@@ -114,8 +114,8 @@ def test_epochs_take_one_segmentation_after_the_other(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"segmentations": 0}, "segmentations is 0: it must be at least 1"),
-        ({"segmentation_dropout": 0.1}, "--segmentation-dropout is for several segmentations: set --segmentations"),
-        ({"segmented_side": "source"}, "--segmented-side is for several segmentations"),
+        ({"segmentation_dropout": 0.1}, "segmentation_dropout is for several segmentations: set --segmentations"),
+        ({"segmented_side": "source"}, "segmented_side is for several segmentations"),
         ({"segmentations": 2, "segmentation_dropout": 1.5}, "segmentation_dropout is 1.5: it must be above 0"),
         (
             {"segmentations": 2, "segmentation_alpha": 0.2},

@@ -90,7 +90,7 @@ def test_tags_count_for_the_length_and_not_for_the_ratio(tmp_path: Path) -> None
         (("--tag", "de", "--vocab-size", "400"), '"de" cannot be a tag'),
         (("--src-tag", "<2de>", "--vocab-size", "400"), "--src-tag <2de> is not in the vocabulary to be learned"),
         (("--tag", "<2de>", "--vocab-size", "260"), "the tags and the 256 bytes take 261"),
-        (("--tag", "<2fr>", "--tokenizer"), "--tag reserves <2fr> in a new vocabulary"),
+        (("--tag", "<2fr>", "--tokenizer"), "--tag is for a new vocabulary, but --tokenizer names an existing one"),
         (("--src-tag", "<2fr>", "--tokenizer"), "has no tag <2fr>, its tags are <bt> <2de>"),
     ],
 )

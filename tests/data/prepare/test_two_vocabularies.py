@@ -112,14 +112,14 @@ def settings_of(folder: Path, **changes: Any) -> PrepareSettings:
         ({"vocab_size": None}, "vocab_size is missing: set --vocab-size"),
         ({"source_vocab_size": 300}, "leave out one kind"),
         ({"vocab_size": None, "source_vocab_size": 300}, "set --tgt-vocab-size or --tgt-tokenizer, too"),
-        ({**TWO, "source_tags": ("<2de>",)}, "--src-tag <2de> is not in the vocabulary to be learned"),
+        ({**TWO, "source_tags": ("<2de>",)}, "source_tags <2de> is not in the vocabulary to be learned"),
         (
             {**TWO, "source_vocab_size": None, "source_tokenizer": Path("t"), "tags": ("<2de>",)},
-            "--tag reserves <2de> in a new vocabulary, but --src-tokenizer names an existing one",
+            "tags is for a new vocabulary, but --src-tokenizer names an existing one",
         ),
         (
             {"vocab_size": None, "source_tokenizer": Path("t"), "target_tokenizer": Path("t"), "byte_fallback": True},
-            "--byte-fallback is for a new vocabulary, but --src-tokenizer names an existing one",
+            "byte_fallback is for a new vocabulary, but --src-tokenizer names an existing one",
         ),
     ],
 )
