@@ -7,14 +7,15 @@ Token counts include the one special token of each side. A pack is a group of se
 tokens; fill is the share of these budgets that is text, over one epoch.
 """
 
-import argparse
-import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
-from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.config.command_line import Page, parse
+from dist_transformer.config.requirements import require_not_negative
+from dist_transformer.config.schema import setting
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
 from dist_transformer.data.folder.reader import DataFolder
@@ -25,20 +26,48 @@ if TYPE_CHECKING:
     from dist_transformer.data.loading.events import EpochSummary
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectSettings:
+    """What is shown, and the packs of training."""
+
+    data: Path = setting(position=True)
+    """Data folder made by dist-transformer prepare."""
+    max_target_tokens: int = BatchConfig().max_target_tokens
+    """Most target tokens per pack."""
+    max_source_tokens: int | None = None
+    """Most source tokens per pack; default: --max-target-tokens times the data's ratio of source to target tokens."""
+    max_sentences: int | None = None
+    """Most sentence pairs per pack; default: an eighth of --max-target-tokens."""
+    examples: int = 5
+    """Random training pairs to print."""
+    seed: int = 1
+    """Seed of the examples and the epoch."""
+    png: Path | None = None
+    """Picture of the sentence lengths to draw."""
+    verify: bool = False
+    """First check the SHA-256 of every file."""
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "examples", "seed")
+        _ = self.batch
+
+    @property
+    def batch(self) -> BatchConfig:
+        names = ("max_target_tokens", "max_source_tokens", "max_sentences")
+        return BatchConfig(**{name: getattr(self, name) for name in names})
+
+
 def main() -> None:
-    arguments = parse_arguments()
+    settings = parse(InspectSettings, Page(text=__doc__))
 
     from dist_transformer.data.loading.plan import resolve_budgets
     from dist_transformer.data.loading.statistics import count_lengths, first_epoch, length_histograms, random_examples
     from dist_transformer.reporting.figures import as_png, length_picture
 
-    claim_file(arguments.png, "--png", [arguments.data])
-    for name in ("examples", "seed"):
-        if (value := getattr(arguments, name)) < 0:
-            raise UserError(f"--{name} is {value}: it must be 0 or more")
-    batch = dataclasses.replace(BatchConfig(), **given(arguments))
-    folder = DataFolder.open(arguments.data)
-    if arguments.verify:
+    claim_file(settings.png, "--png", [settings.data])
+    batch = settings.batch
+    folder = DataFolder.open(settings.data)
+    if settings.verify:
         folder.verify()
         say("hashes: every file matches the index\n")
     index, train = folder.index, folder.train
@@ -50,19 +79,13 @@ def main() -> None:
     for name, side in zip(names, lengths, strict=True):
         marks = ", ".join(f"{share:.0%} up to {side.quantile(share)}" for share in (0.5, 0.9, 0.99))
         say(f"{name}: mean {side.mean:.1f} tokens, {marks}, longest {side.longest}")
-    say("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=arguments.seed)))
-    if arguments.examples:
+    say("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=settings.seed)))
+    if settings.examples:
         say()
-        for source, target in random_examples(train, folder.tokenizer(), arguments.examples, seed=arguments.seed):
+        for source, target in random_examples(train, folder.tokenizer(), settings.examples, seed=settings.seed):
             say(f"{source} ||| {target}")
-    if arguments.png is not None:
-        write_picture(arguments.png, as_png(length_picture(lengths, names)))
-
-
-def given(arguments: argparse.Namespace) -> dict[str, int]:
-    """Return the budgets that were given; the others keep the defaults of training."""
-    names = ("max_target_tokens", "max_source_tokens", "max_sentences")
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if settings.png is not None:
+        write_picture(settings.png, as_png(length_picture(lengths, names)))
 
 
 def describe(folder: DataFolder) -> str:
@@ -101,34 +124,3 @@ def write_picture(path: Path, content: bytes) -> None:
         write_file(path, content)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another --png") from None
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    default = BatchConfig().max_target_tokens
-    add_folder(parser, "--data", "DATA", "data folder made by dist-transformer prepare")
-    parser.add_argument(
-        "--max-target-tokens", type=int, metavar="N", help=f"most target tokens per pack (default: {default})"
-    )
-    parser.add_argument(
-        "--max-source-tokens",
-        type=int,
-        metavar="N",
-        help="most source tokens per pack (default: --max-target-tokens times the data's ratio of source to target "
-        "tokens)",
-    )
-    parser.add_argument(
-        "--max-sentences",
-        type=int,
-        metavar="N",
-        help="most sentence pairs per pack (default: an eighth of --max-target-tokens)",
-    )
-    parser.add_argument(
-        "--examples", type=int, default=5, metavar="K", help="random training pairs to print (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the examples and the epoch (default: %(default)s)")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the sentence lengths (default: no picture)")
-    parser.add_argument("--verify", action="store_true", help="first check the SHA-256 of every file (default: no)")
-    arguments = parser.parse_args()
-    arguments.data = folder_of(parser, arguments, "--data")
-    return arguments

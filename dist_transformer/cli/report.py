@@ -5,21 +5,29 @@ dist-transformer report runs/mine
 The page needs no network and no other file. It can also be written during training.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from dist_transformer.base.errors import say
-from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.config.command_line import Page, parse
+from dist_transformer.config.schema import setting
 from dist_transformer.run.outputs import claim_file
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportSettings:
+    """Run and page."""
+
+    run_dir: Path = setting(position=True)
+    """Run folder of a training."""
+    out: Path | None = None
+    """Page to write; default: RUN_DIR/report.html."""
+
+
 def main() -> None:
-    parser = make_parser(__doc__)
-    add_folder(parser, "--run-dir", "RUN", "run folder of a training")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: RUN/report.html)")
-    arguments = parser.parse_args()
-    run_dir = folder_of(parser, arguments, "--run-dir")
+    settings = parse(ReportSettings, Page(text=__doc__))
 
     from dist_transformer.reporting.html.page import write_report
 
-    claim_file(arguments.out, "--out", [run_dir])
-    say(write_report(run_dir, arguments.out))
+    claim_file(settings.out, "--out", [settings.run_dir])
+    say(write_report(settings.run_dir, settings.out))

@@ -10,50 +10,40 @@ out again, and named. Prints a table; the exit status is 1 if anything is wrong.
 written except the cache of shards behind URLs.
 """
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
-from dist_transformer.base.paths import usable_place
-from dist_transformer.cli.parser import add_folder, folder_of, make_parser
+from dist_transformer.config.command_line import Page, parse
+from dist_transformer.config.schema import setting
 from dist_transformer.run.outputs import claim_folder
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifySettings:
+    """Folders of the check."""
+
+    run_dir: Path = setting(position=True)
+    """Run folder of a training."""
+    data: tuple[str, ...] = ()
+    """Data folders of the run in its order, or their URLs: also compare every step with them."""
+    cache_dir: Path | None = None
+    """Cache of shards behind URLs, on local disk; default: the run's."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
+    settings = parse(VerifySettings, Page(text=__doc__))
 
     from dist_transformer.run.verify import verify_run
 
-    claim_folder(arguments.cache_dir, "--cache-dir", (arguments.run_dir, *arguments.data))
+    claim_folder(settings.cache_dir, "--cache-dir", (settings.run_dir, *settings.data))
     # disable=None: a bar in a terminal, nothing in a file.
     with tqdm(unit=" steps", disable=None, leave=False) as bar:
-        checks = verify_run(arguments.run_dir, arguments.data, cache_dir=arguments.cache_dir, on_step=bar.update)
+        checks = verify_run(settings.run_dir, settings.data, cache_dir=settings.cache_dir, on_step=bar.update)
     say(check_table(checks))
     if names := failed(checks):
         count = f"{len(names)} of {len(checks)} checks failed"
-        raise UserError(f"{count} for {arguments.run_dir}: see FAIL in the table above")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    add_folder(parser, "--run-dir", "RUN", "run folder of a training")
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        type=usable_place,
-        default=[],
-        metavar="DATA",
-        help="data folders of the run in its order, or their URLs: also compare every step with them (default: no)",
-    )
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="cache of shards behind URLs, on local disk (default: the run's)",
-    )
-    arguments = parser.parse_args()
-    arguments.run_dir = folder_of(parser, arguments, "--run-dir")
-    return arguments
+        raise UserError(f"{count} for {settings.run_dir}: see FAIL in the table above")

@@ -1,8 +1,7 @@
 """The preflight: every rank gathers facts, all facts are judged, rank 0 broadcasts the outcome."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
@@ -11,21 +10,10 @@ from dist_transformer.base.messages import as_kind
 from dist_transformer.preflight import probes
 from dist_transformer.preflight.checks import judge
 from dist_transformer.preflight.facts import Facts, gather
+from dist_transformer.preflight.settings import PreflightSettings
 from dist_transformer.preflight.watch import Watch, joined
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightSettings:
-    run_dir: Path | None = None
-    data: tuple[str, ...] = ()
-    cache_dir: Path | None = None
-    verify_data: bool = False
-    run_gib: float = 20.0
-    """Free GiB that the run folder must have."""
-    timeout_seconds: float = 120.0
-    """Longest wait until all ranks have joined, and for each check."""
 
 
 def preflight(

@@ -3,7 +3,8 @@
 import json
 
 from dist_transformer.base.errors import exit_on_user_error
-from dist_transformer.preflight.preflight import PreflightSettings, preflight
+from dist_transformer.preflight.preflight import preflight
+from dist_transformer.preflight.settings import PreflightSettings
 from dist_transformer.runtime.world import read_world
 
 
