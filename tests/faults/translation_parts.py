@@ -303,6 +303,6 @@ def quiet() -> Iterator[None]:
     with (
         mock.patch("os.fsync"),
         mock.patch.object(corpus, "PATIENCE_SECONDS", 0.0),
-        mock.patch.object(corpus, "_report"),
+        mock.patch.object(corpus, "logger"),
     ):
         yield
