@@ -18,7 +18,7 @@ from dist_transformer.averaging.comparison import choose_better
 from dist_transformer.averaging.mean import write_mean
 from dist_transformer.averaging.settings import AVERAGE_RULES, AverageSettings
 from dist_transformer.averaging.sweep import sweep, write_best
-from dist_transformer.base.errors import UserError, log_line
+from dist_transformer.base.errors import UserError, log_line, logger, print_messages
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.settings import TrainConfig
@@ -47,6 +47,12 @@ Paths = AnyPath | Sequence[AnyPath]
 load = TrainedModel.load
 
 
+def _show_messages() -> None:
+    # As commands do, unless the program has configured them.
+    if not logger.hasHandlers():
+        print_messages()
+
+
 def prepare(*, out: AnyPath, report: Callable[[str], None] = log_line, **settings: Any) -> DataIndex:
     """Make a data folder, as the command `prepare` does, in one process.
 
@@ -65,6 +71,7 @@ def prepare(*, out: AnyPath, report: Callable[[str], None] = log_line, **setting
     Raises:
         UserError: bad text, files or settings.
     """
+    _show_messages()
     stated = read_keywords(PrepareSettings, {**settings, "out": out}, "prepare", also=["report"])
     wanted = stated.build(PrepareSettings, rules=PREPARE_RULES)
     if caution := preparation_caution(wanted):
@@ -109,6 +116,7 @@ def train(
         UserError: settings or data are bad, or training failed.
         KeyboardInterrupt: Ctrl-C was pressed, and training has saved and ended.
     """
+    _show_messages()
     for name in imports:
         import_extension(str(name))
     folders = [str(Path(path)) for path in _as_list(data)]

@@ -4,6 +4,7 @@ import io
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,16 @@ def test_another_program_silences_redirects_and_reformats() -> None:
     assert [line.split(maxsplit=2)[2] for line in error.splitlines()] == [
         line.split(": ", 1)[1] for line in lines.splitlines()
     ]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("first", "shown"), [("", True), ("import logging; logging.basicConfig(); ", False)])
+def test_a_function_prints_its_lines_unless_the_program_configures_them(
+    tmp_path: Path, first: str, shown: bool
+) -> None:
+    call = f"api.prepare(toy=60, vocab_size=300, out={str(tmp_path / 'data')!r}, seed=3)"
+    out, _ = run(f"{first}from dist_transformer import api; {call}")
+    assert ("kept" in out) == shown
 
 
 def test_the_lines_of_a_child_are_messages(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
