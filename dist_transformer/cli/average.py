@@ -38,7 +38,7 @@ from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.loading import translate_command
 from dist_transformer.model_folder import ModelInfo, refuse_other_content
 from dist_transformer.run.outputs import claim_folder
-from dist_transformer.runtime.ranks import joined
+from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.evaluation.settings import EVALUATE_RULES, EvaluateSettings
 from dist_transformer.inference.loading import require_inputs, translate_command
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.runtime.ranks import joined
+from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:

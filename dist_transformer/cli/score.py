@@ -35,7 +35,7 @@ from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.loading import load_joint, require_inputs
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.runtime.ranks import joined
+from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:
@@ -85,11 +85,8 @@ def main() -> None:
             flags = "whether --src and --tgt are swapped, and --direction"
             warn_of_wrong_side(caution, info, tokenizer, flags, (sources, settings.src), (targets, settings.tgt))
 
-        files, tags, tokens = (
-            LineFiles(source=settings.src, target=settings.tgt),
-            info.direction.tags,
-            settings.batch_tokens,
-        )
+        files = LineFiles(source=settings.src, target=settings.tgt)
+        tags, tokens = info.direction.tags, settings.batch_tokens
         chunks = score_files(model, tokenizer, files, device=device, tags=tags, batch_tokens=tokens, look=look)
         rows = (map(partial(as_output, tokenizer, settings.per_token), scores) for scores in chunks)
         write_texts(map("".join, rows), world, settings.out)

@@ -24,8 +24,8 @@ their mean. Formats:
 
   moses   NUMBER ||| TEXT ||| SCORE, one line per translation
   tsv     NUMBER, RANK (from 0), SCORE, TEXT, separated by tabs
-  jsonl   {"line": NUMBER,
-           "translations": [{"text": TEXT, "score": SCORE}, ...]}, and "cut": true after a score if it was cut
+  jsonl   {"line": NUMBER, "translations": [T, ...]}, where T is
+          {"text": TEXT, "score": SCORE}, with "cut": true if it was cut
 
 Two ways to make text for back-translation: --sample draws each token from the model; --noise drops words of the best
 translation (1 in 10), replaces others by <BLANK> (1 in 10), and moves words by up to 3 positions. Random choices depend
@@ -71,7 +71,7 @@ from dist_transformer.inference.files.formats import Format, OutputFormat
 from dist_transformer.inference.files.parts import parts_of, require_free
 from dist_transformer.inference.loading import load_joint, require_inputs, with_agreed_precision
 from dist_transformer.run.outputs import claim_file
-from dist_transformer.runtime.ranks import joined
+from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:

@@ -341,8 +341,9 @@ def _help_text(each: Setting, default: Any) -> str:
         choices = f"required; {choices}".rstrip("; ")
     elif default not in (None, False, "", ()) and "default:" not in each.text:
         choices = f"default: {shown}; {choices}".rstrip("; ")
+    text = each.text.rstrip(".")
     # A percent sign would begin a placeholder of argparse.
-    return f"{each.text.rstrip('.')} ({choices})".replace("%", "%%") if choices else each.text.rstrip(".")
+    return (f"{text} ({choices})" if choices else text).replace("%", "%%")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -1,17 +1,50 @@
-"""Agreement of the ranks of a launch: one command, one code, one set of libraries."""
+"""Ranks of a launch that join and agree: one command, one code, one set of libraries."""
 
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.distributed import gather_objects, world_size
 from dist_transformer.runtime.extensions import IMPORTED
 from dist_transformer.runtime.versions import hash_of_code, versions
+from dist_transformer.runtime.world import World
+
+# Commands check their arguments first, and torch costs seconds.
+if TYPE_CHECKING:
+    import torch
 
 # Launchers give each rank its own, and Python's patch releases compute the same.
 _OWN = ("local_rank", "python")
+
+
+@contextmanager
+def joined(
+    world: World, stated: Mapping[str, Any], check: Callable[[], object], *, timeout_minutes: float = 30.0
+) -> Iterator["torch.device"]:
+    """Join the process group of a launch and yield the device of this rank; an error of the block is printed once.
+
+    Args:
+        stated: settings of the command, which must be equal on all ranks, with its `device`.
+        check: checks what this rank can check alone, such as files.
+        timeout_minutes: how long a collective waits for a rank.
+
+    Raises:
+        SystemExit: a rank was not ready, or every rank raised a UserError in the block.
+        UserError: this rank is not ready and is alone.
+    """
+    if world.size == 1:
+        # Early, because the imports below take seconds.
+        check()
+
+    from dist_transformer.runtime.distributed import error_of_all
+    from dist_transformer.runtime.process_group import process_group
+
+    group = process_group(world, device_name=stated["device"], timeout_minutes=timeout_minutes, ready=check)
+    with group as device, error_of_all(world):
+        require_agreement(stated)
+        yield device
 
 
 def require_agreement(stated: Mapping[str, Any]) -> None:
@@ -25,6 +58,8 @@ def require_agreement(stated: Mapping[str, Any]) -> None:
     Raises:
         UserError: on all ranks; the error names the first difference.
     """
+    from dist_transformer.runtime.distributed import gather_objects, world_size
+
     if world_size() == 1:
         return
     difference = first_difference(gather_objects((socket.gethostname(), statement_of(stated))))

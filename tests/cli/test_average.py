@@ -283,6 +283,7 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
     assert not (tmp_path / "alone").exists()
 
 
+NO_NUMBER = "--best needs a number without a sweep, and none with it: the sweep has the numbers"
 NO_RUN = "run_dir or checkpoints: pass one of them; the other choices are among the files of a run"
 
 
@@ -302,15 +303,15 @@ NO_RUN = "run_dir or checkpoints: pass one of them; the other choices are among 
         ("--run-dir r", "r/weights has no weight files: train first, or check --run-dir"),
         ("--run-dir r --every 2", "--every needs --last or --sweep: add one of them, or leave --every out"),
         ("--run-dir r --last 2 --by nll", "--by needs --best: add --best, or leave --by out"),
-        ("--run-dir r --last 0", "--last is 0: it must be a whole number above 0"),
-        ("--run-dir r --best", "--best is 0: it must be a whole number above 0"),
-        ("--run-dir r --best 2 --sweep 1,2", "--best is 2, and sweep has the numbers: leave that of best out"),
+        ("--run-dir r --last 0", "--last is 0: it must be above 0"),
+        ("--run-dir r --best", NO_NUMBER),
+        ("--run-dir r --best 2 --sweep 1,2", NO_NUMBER),
         ("--run-dir r --sweep 1,x", "--sweep is 'x': it must be a whole number"),
-        ("--run-dir r --last 2 --every 0", "--every is 0.0: it must be a number of minutes above 0"),
+        ("--run-dir r --last 2 --every 0", "--every is 0.0: it must be above 0"),
         ("--run-dir r --last 2 --src a --ref b", "--src needs --sweep: add --sweep, or leave --src out"),
         ("--run-dir r --last 2 --beam 4", "--beam needs --sweep: add --sweep, or leave --beam out"),
         ("--run-dir r --sweep 2 --ref a", "--ref needs --src: add --src, or leave --ref out"),
-        ("--run-dir r --sweep 2,0", "--sweep is 0: it must be a whole number above 0"),
+        ("--run-dir r --sweep 2,0", "--sweep is 0: it must be above 0"),
     ],
 )
 def test_the_tool_says_in_one_sentence_what_is_wrong(

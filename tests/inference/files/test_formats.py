@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.inference.files.formats import OutputFormat, add_noise
 from dist_transformer.inference.translator import ScoredText, Translation
 
@@ -45,10 +44,3 @@ def test_noise_goes_by_seed_and_line() -> None:
     found = [OutputFormat(noise_seed=seed).text_of(line, words) for seed in (0, 1) for line in (0, 1)]
     assert found == [f"{add_noise('a b c d e f g h', seed=seed, line=line)}\n" for seed in (0, 1) for line in (0, 1)]
     assert OutputFormat(noise_seed=0).text_of(3, BLANK) == "\n"
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UserError, match="leave out --nbest or --noise"):
-        OutputFormat(nbest="tsv", noise_seed=1)
-    with pytest.raises(UserError, match="it must be one of moses, tsv, jsonl"):
-        OutputFormat(nbest="xml")
