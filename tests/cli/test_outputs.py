@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,9 +12,8 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import usable_place
 from dist_transformer.cli.command import COMMANDS, run
-from dist_transformer.cli.plan import PlanSettings
-from dist_transformer.config.schema import settings_of
-from dist_transformer.config.settings import TrainConfig
+from dist_transformer.config import command_line, flags
+from dist_transformer.config.schema import Setting
 from dist_transformer.run.outputs import claim_file, claim_folder
 
 # Of each command, what else it needs before it writes, and the input that its output could replace.
@@ -46,7 +45,8 @@ INPUTS = {
     "import": {"--src"},
     "inspect": {"--data"},
     "pictures": {"--model", "--learned-model"},
-    "plan": {"--against"},
+    # Of the settings of training it writes nothing.
+    "plan": {"--against", "--deepspeed-config", "--init-from", "--run-dir", "--cache-dir"},
     "prepare": {
         *("--src", "--tgt", "--tsv", "--jsonl", "--parquet", "--dataset", "--valid-src", "--valid-tgt", "--tokenizer"),
         *("--src-tokenizer", "--tgt-tokenizer"),
@@ -61,27 +61,27 @@ INPUTS = {
 
 
 class ParsedError(Exception):
-    """Holds the parser of a command, in place of what it parses."""
+    """Holds the flags of a command with a path, in place of what it parses."""
 
 
 def flags_of(command: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The flags of a command that take a path."""
-    if command in ("train", "plan"):
-        flags = [
-            {each.flag for each in settings_of(kind) if Path in each.kinds} for kind in (PlanSettings, TrainConfig)
-        ]
-        return flags[1] if command == "train" else flags[0] - flags[1]
 
     def parse_args(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        raise ParsedError(parser)
+        actions = [action for action in parser._actions if action.option_strings]
+        raise ParsedError({action.option_strings[0] for action in actions if action.type in (Path, usable_place)})
+
+    def read_words(known: Sequence[Setting], *_: Any, **__: Any) -> NoReturn:
+        raise ParsedError({each.flag for each in known if Path in each.kinds})
 
     module = importlib.import_module(f"dist_transformer.cli.{command}")
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    for parsing in (command_line, flags):
+        monkeypatch.setattr(parsing, "read_words", read_words)
     with pytest.raises(ParsedError) as caught:
         module.main()
-    (parser,) = caught.value.args
-    actions = [action for action in parser._actions if action.option_strings]
-    return {action.option_strings[0] for action in actions if action.type in (Path, usable_place)}
+    (found,) = caught.value.args
+    return set(found)
 
 
 @pytest.fixture(autouse=True)

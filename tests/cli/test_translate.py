@@ -81,7 +81,7 @@ def test_lines_of_several_sentences_are_split_as_the_flag_says(
         notes = [said for said in done.stderr.splitlines() if "that was cut at the limit" not in said]
         assert [said.startswith(note) for said in notes] == [True] * bool(note)
     for value, said in (
-        ("0", "0: it must be a number of tokens above 0, or no"),
+        ("0", "0: it must be above 0"),
         ("some", "'some': it must be a whole number or no"),
     ):
         done = translate(trained, lines, "--split-over", value)
@@ -168,7 +168,7 @@ def test_closeness_ignores_case_if_the_vocabulary_lowercases(lowercase: bool) ->
     info: Any = SimpleNamespace(target_language="de")
     settings: Any = SimpleNamespace(closest_to=Path("references"))
     choose = translation_of(settings, translator, info, Counter())
-    (chosen,) = choose(["A dog runs there"], 0, {"--closest-to": ["Ein Hund rennt dort"]})
+    (chosen,) = choose(["A dog runs there"], 1, {"--closest-to": ["Ein Hund rennt dort"]})
     assert chosen.text == texts[0 if lowercase else 1]
 
 

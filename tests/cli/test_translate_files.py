@@ -214,14 +214,14 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
         (["--mbr", "1"], "--mbr is 1: set 2 to 1,000 samples per line"),
         (["--mbr", "4", "--nbest", "5"], "--nbest is 5: it must be 1 up to the 4 samples of mbr"),
         (["--mbr", "4", "--sample"], "--sample has no effect with --mbr, which draws samples of its own: leave"),
-        (["--sample", "--top-p", "0"], "--top-p is 0.0: set a probability above 0 and up to 1"),
-        (["--sample", "--nbest", "0"], "--nbest is 0: it must be 1 or more"),
+        (["--sample", "--top-p", "0"], "--top-p is 0.0: it must be above 0"),
+        (["--sample", "--nbest", "0"], "--nbest is 0: it must be above 0"),
         (["--sample", "--length-penalty", "1"], "--length-penalty with --sample needs --nbest: add --nbest, or leave"),
         (
             ["--closest-to", "a", "--beam", "1"],
             "--closest-to has no effect with a beam of 1, which has one hypothesis: raise beam",
         ),
-        (["--chunk-lines", "0"], "--chunk-lines is 0: it must be 1 or more"),
+        (["--chunk-lines", "0"], "--chunk-lines is 0: it must be above 0"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(

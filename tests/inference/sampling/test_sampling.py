@@ -198,11 +198,11 @@ def test_a_model_whose_numbers_are_not_finite_comes_to_an_end() -> None:
     ("settings", "said"),
     [
         ({"seed": -1}, "seed is -1"),
-        ({"top_k": 0}, "top_k is 0: it must be 1"),
-        ({"top_p": 0.0}, "top_p is 0.0: set a probability above 0"),
-        ({"top_p": 1.1}, "top_p is 1.1: set a probability above 0"),
-        ({"epsilon": 1.0}, "epsilon is 1.0: set a probability of 0 or more"),
-        ({"nbest": 0}, "nbest is 0: it must be 1 or more"),
+        ({"top_k": 0}, "top_k is 0: it must be above 0"),
+        ({"top_p": 0.0}, "top_p is 0.0: it must be above 0"),
+        ({"top_p": 1.1}, "top_p is 1.1: it must be a probability, up to 1"),
+        ({"epsilon": 1.0}, "epsilon is 1.0: it must be 0 or more, and below 1"),
+        ({"nbest": 0}, "nbest is 0: it must be above 0"),
         ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
     ],
 )
