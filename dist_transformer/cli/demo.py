@@ -5,14 +5,14 @@ It prints each command before it runs it, so that you can repeat it with your ow
 where it stopped.
 """
 
-import argparse
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
-from dist_transformer.base.errors import say
+from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
-from dist_transformer.cli.parser import make_parser, whole_number
+from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS
@@ -22,19 +22,43 @@ from dist_transformer.runtime.launch import as_typed, installed_program, own_com
 from dist_transformer.runtime.processes import MOST_PROCESSES
 from dist_transformer.runtime.world import require_no_launch
 
+# The commands that the demo starts would refuse these numbers only after the work of those before.
+_MOST = {"processes": MOST_PROCESSES, "train_pairs": MOST_TOY_PAIRS, "max_steps": 2**30, "average": 1000}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSettings:
+    """Size of the demo."""
+
+    run_dir: Path = Path("runs/demo")
+    """Run folder."""
+    processes: int = 2
+    """Processes of the training and of the search."""
+    train_pairs: int = 25_000
+    """Synthetic sentence pairs."""
+    max_steps: int = PRESETS["tiny"].max_steps
+    """Optimizer steps."""
+    average: int | None = None
+    """Newest weight files to average; default: as average chooses."""
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            if (value := getattr(self, name)) is not None and not 1 <= value <= most:
+                raise UserError(f"{name} is {value}: it must be 1 to {most:,}")
+
 
 def main() -> None:
-    arguments = parse_arguments()
+    settings = parse(DemoSettings, Page(text=__doc__))
     require_no_launch("the demo")
-    run, ranks = arguments.run_dir, arguments.ranks
+    run, ranks = settings.run_dir, settings.processes
     claim_folder(run, "--run-dir", ())
     data, model = run / "data", run / "model"
     if not (data / "index.json").exists():
-        flags = ["--toy", arguments.train_pairs, "--vocab-size", 1000, "--out", data]
+        flags = ["--toy", settings.train_pairs, "--vocab-size", 1000, "--out", data]
         call("Corpus: synthetic sentences from a small grammar", own_command("prepare", *flags))
-    settings = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(arguments.max_steps)]
-    call(f"Training: {ranks} ranks, ZeRO-1", own_command("train", *settings, "--processes", ranks))
-    number = [] if arguments.average is None else ["--last", str(arguments.average)]
+    training = ["--preset", "tiny", "--data", data, "--run-dir", run, "--max-steps", str(settings.max_steps)]
+    call(f"Training: {ranks} ranks, ZeRO-1", own_command("train", *training, "--processes", ranks))
+    number = [] if settings.average is None else ["--last", str(settings.average)]
     call("Mean of weight files", own_command("average", "--run-dir", run, *number, "--out", model))
     files = ["--src", data / "text" / "test.en", "--ref", data / "text" / "test.de", "--json", run / "bleu.json"]
     shared = ["--processes", ranks] if ranks > 1 else []
@@ -83,29 +107,3 @@ def print_summary(run: Path, result: dict[str, object]) -> None:
         f"  curves:        {curves}\n"
         f"  your own text: {as_typed(own_command('prepare', *flags))}"
     )
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="run folder (default: %(default)s)")
-    parser.add_argument(
-        "--processes",
-        type=whole_number(1, MOST_PROCESSES),
-        default=2,
-        dest="ranks",
-        help="processes (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--train-pairs",
-        type=whole_number(1, MOST_TOY_PAIRS),
-        default=25_000,
-        help="synthetic pairs (default: %(default)s)",
-    )
-    steps = PRESETS["tiny"].max_steps
-    parser.add_argument(
-        "--max-steps", type=whole_number(1, 2**30), default=steps, help="optimizer steps (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--average", type=whole_number(1, 1000), help="newest weight files averaged (default: average chooses)"
-    )
-    return parser.parse_args()

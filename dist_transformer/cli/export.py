@@ -17,12 +17,12 @@ exit status is 1 and nothing is written.
 Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'.
 """
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,9 @@ from tqdm import tqdm
 from dist_transformer.base.checks import Check, check_table
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
-from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.command_line import Page, parse
 from dist_transformer.evaluation.report import hypotheses_file
-from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS
-from dist_transformer.inference.options import add_device_option, add_direction_options, add_model_option
+from dist_transformer.export.libraries import LIBRARIES, ExportSettings
 from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file, claim_folder
 
@@ -46,36 +45,34 @@ if TYPE_CHECKING:
 _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportCommand(ExportSettings):
+    """The model to export, and the dev text for its checks."""
+
+    json: Path | None = None
+    """File for the results; the outputs of the dev text are written next to it."""
+    device: str | None = None
+    """cpu, cuda or cuda:N; default: cuda if there is one."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
-    inputs = (arguments.model, arguments.src, arguments.ref)
-    claim_folder(arguments.out, "--out", inputs)
-    if arguments.json is not None:
-        claim_file(arguments.json, "--json", (*inputs, arguments.out), beside=[hypotheses_file(arguments.json)])
+    settings = parse(ExportCommand, Page(text=__doc__))
+    inputs = (settings.model, settings.source, settings.reference)
+    claim_folder(settings.out, "--out", inputs)
+    if settings.json is not None:
+        claim_file(settings.json, "--json", (*inputs, settings.out), beside=[hypotheses_file(settings.json)])
     # Early, because the imports below take seconds.
-    read_model_info(arguments.model)
+    read_model_info(settings.model)
 
-    from dist_transformer.export.export import ExportSettings, export
+    from dist_transformer.export.export import export
 
-    settings = ExportSettings(
-        model=arguments.model,
-        to=arguments.to,
-        out=arguments.out,
-        source=arguments.src,
-        reference=arguments.ref,
-        direction=arguments.direction,
-        tags=None if arguments.tag is None else tuple(arguments.tag),
-        quantization=arguments.quantize,
-        name=arguments.name,
-        license=arguments.license,
-    )
-    with comparing(arguments.device) as (device, bar):
+    with comparing(settings.device) as (device, bar):
         made = export(settings, device, progress=bar, show=show_checks)
     if settings.license is None:
         print("note: the card states no license; --license adds one, such as cc-by-4.0")
     print(f"written: {settings.out}, for {LIBRARIES[settings.to]}; {settings.out / 'README.md'} shows how to load it")
-    if arguments.json is not None:
-        write_json(made, arguments.json)
+    if settings.json is not None:
+        write_json(made, settings.json)
 
 
 @contextmanager
@@ -124,28 +121,3 @@ def write_json(made: "Export", file: Path) -> None:
     write_file(outputs, "".join(f"{' '.join(line.splitlines())}\n" for line in made.outputs))
     report = {**made.report(), "hypotheses": str(outputs)}
     write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    add_model_option(parser)
-    parser.add_argument("--to", choices=tuple(LIBRARIES), required=True, help="library that will load it")
-    parser.add_argument(
-        "--quantize",
-        choices=QUANTIZATIONS,
-        metavar="Q",
-        help=f"with --to ctranslate2: {', '.join(QUANTIZATIONS)} (default: fp32)",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
-    text = (
-        "dev text, one sentence per line, 1,000 lines or more; not the test set, because it chooses the length penalty"
-    )
-    parser.add_argument("--src", type=Path, required=True, metavar="F", help=text)
-    parser.add_argument("--ref", type=Path, required=True, metavar="F", help="raw reference text, line by line")
-    parser.add_argument("--name", help="name of the model in its card (default: the name of DIR)")
-    parser.add_argument("--license", metavar="L", help="license in the card, in the hub's notation (default: none)")
-    text = "write the results to OUT, and the outputs of the dev text to the same folder"
-    parser.add_argument("--json", type=Path, metavar="OUT", help=text)
-    add_direction_options(parser)
-    add_device_option(parser)
-    return parser.parse_args()

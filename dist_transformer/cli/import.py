@@ -19,47 +19,30 @@ source.spm and target.spm beside model.npz.
 # A command has the name of its module.
 # ruff: noqa: N999
 
-import argparse
-from pathlib import Path
+from dataclasses import dataclass
 
 from dist_transformer.cli.export import comparing, show_checks
-from dist_transformer.cli.parser import make_parser
+from dist_transformer.config.command_line import Page, parse
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
-from dist_transformer.inference.options import add_device_option
+from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.run.outputs import claim_folder
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportCommand(ImportSettings):
+    """The published model, and the text for its checks."""
+
+    device: str | None = None
+    """cpu, cuda or cuda:N; default: cuda if there is one."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
-    claim_folder(arguments.out, "--out", (arguments.folder, arguments.src))
+    settings = parse(ImportCommand, Page(text=__doc__))
+    claim_folder(settings.out, "--out", (settings.folder, settings.source))
 
-    from dist_transformer.importing.importing import ImportSettings, import_marian
+    from dist_transformer.importing.importing import import_marian
 
-    settings = ImportSettings(
-        folder=arguments.folder,
-        out=arguments.out,
-        source=arguments.src,
-        source_language=arguments.src_lang,
-        target_language=arguments.tgt_lang,
-        program=arguments.marian,
-    )
-    with comparing(arguments.device) as (device, bar):
+    with comparing(settings.device) as (device, bar):
         info = import_marian(settings, device, progress=bar, show=show_checks)
     names = ", ".join(direction.name for direction in info.all_directions)
     print(f"written: {settings.out}, {names}, {show_sizes(info.model.vocab_sizes)} entries of vocabulary")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="folder of MarianMTModel or Marian, or a decoder.yml"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="model folder to write")
-    text = "text to compare with, one sentence per line, 1,000 lines or more (default: synthetic English)"
-    parser.add_argument("--src", type=Path, metavar="F", help=text)
-    parser.add_argument("--src-lang", metavar="L", help="source language (default: as FOLDER names it)")
-    parser.add_argument("--tgt-lang", metavar="L", help="target language (default: as FOLDER names it)")
-    text = "with a model of Marian: the program to compare with (default: marian or pymarian in PATH)"
-    parser.add_argument("--marian", metavar="PROGRAM", help=text)
-    add_device_option(parser)
-    return parser.parse_args()

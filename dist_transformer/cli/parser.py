@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,21 +80,6 @@ class _Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             near = nearest(str(value), map(str, action.choices or ()))
             raise argparse.ArgumentError(action, f"{error.message}: did you mean {near}?") if near else error from None
-
-
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Make the type of a flag that takes a whole number from `least` to `most`.
-
-    For commands that start others with the number: these would refuse it only after the work of those before.
-    """
-
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{value} is out of range: it must be {least:,} to {most:,}")
-        return value
-
-    return number
 
 
 class _StoreOnce(argparse.Action):

@@ -217,6 +217,8 @@ def _read_values(
         refuse_wrong_settings(wrong, {*by_name, *also}, place)
     for name in flat.keys() & by_name.keys():
         each = by_name[name]
+        if each.metadata.get("program") and lines is not None and flat[name] is not None:
+            raise UserError(f"{name} in {where} is a program, which no file may name: pass {each.flag}")
         value = flat[name] if lines is not None else _as_plain(each, flat[name])
         stated.values[each.name] = value_of_json(each.hint, value, name, where, metadata=each.metadata)
         line = f" (line {lines[name]})" if lines and name in lines else ""

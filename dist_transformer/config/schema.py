@@ -26,7 +26,8 @@ def setting(default: Any = dataclasses.MISSING, **special: Any) -> Any:
     Args:
         special: `flag`, its name if it is not that of the field; `position=True` if it may be given without its flag;
             `alone`, its value if the flag has none; `commas=True` if its values are one word, separated by commas;
-            `python_only=True` if neither a flag nor a file can state it.
+            `python_only=True` if neither a flag nor a file can state it; `program=True` if it is a program to run,
+            which no file may name, because the file may come from a stranger.
     """
     return dataclasses.field(default=default, metadata=special)
 

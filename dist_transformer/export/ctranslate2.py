@@ -32,7 +32,7 @@ def save_for_ctranslate2(model: Transformer, pieces: Pieces, out: Path, *, quant
 
     Args:
         pieces: vocabularies of sources and targets by id.
-        quantization: one of `libraries.QUANTIZATIONS`; None: fp32.
+        quantization: a `libraries.Quantization`; None: fp32.
 
     Raises:
         UserError: CTranslate2 does not support the configuration.

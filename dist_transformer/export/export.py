@@ -37,46 +37,13 @@ from dist_transformer.export.huggingface import (
     write_generation_config,
     write_huggingface,
 )
-from dist_transformer.export.libraries import LIBRARIES, QUANTIZATIONS, Target
+from dist_transformer.export.libraries import LIBRARIES, ExportSettings
 from dist_transformer.export.marian import numberings_of, refuse_what_marian_lacks
 from dist_transformer.export.peer import Exported, require_library
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CARD_FILE, ModelInfo, load_model, read_model_info
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportSettings:
-    """The model to export, and the dev text for its checks."""
-
-    model: Path
-    """Model folder."""
-    to: Target
-    out: Path
-    """Folder to write; it must be new or empty."""
-    source: Path
-    """Dev text, one sentence per line."""
-    reference: Path
-    """Reference translations, line by line."""
-    direction: str | None = None
-    """Direction of the model, such as `en-de`; needed if it has several."""
-    tags: tuple[str, ...] | None = None
-    """Tags in front of every source, instead of the direction's."""
-    quantization: str | None = None
-    """Quantisation for CTranslate2; None: fp32."""
-    name: str | None = None
-    """Name in the card; default: the folder's name."""
-    license: str | None = None
-    """License in the card's metadata, in the hub's notation, such as `cc-by-4.0`."""
-
-    def __post_init__(self) -> None:
-        if self.quantization is not None and self.to != "ctranslate2":
-            raise UserError(
-                f"--quantize {self.quantization} is for CTranslate2: pass --to ctranslate2, or leave it out"
-            )
-        if self.quantization not in (None, *QUANTIZATIONS):
-            raise UserError(f"--quantize {self.quantization} is unknown: choose one of {', '.join(QUANTIZATIONS)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

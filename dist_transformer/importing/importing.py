@@ -1,8 +1,6 @@
 """Import of a published model: nothing is written unless our model gives the same outputs as theirs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -19,26 +17,13 @@ from dist_transformer.export.hostile import HOSTILE
 from dist_transformer.export.huggingface import longest_output
 from dist_transformer.importing.marian_folder import our_weights
 from dist_transformer.importing.originals import open_original
+from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 
 READ_LINES = 20
 """Most of the compared lines that the models read and translate; the others compare ids and texts of ids."""
 LONGEST = 16
 """Most tokens of a text that they read or write. Weights that never end a text must not take longer than others."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportSettings:
-    folder: Path
-    """Folder of `MarianMTModel`, or folder or `decoder.yml` of Marian."""
-    out: Path
-    source: Path | None = None
-    """Text to compare with, one sentence per line; None: synthetic English."""
-    source_language: str | None = None
-    """None: as the folder names it."""
-    target_language: str | None = None
-    program: str | None = None
-    """Marian's program; None: the one of this machine."""
 
 
 def import_marian(

@@ -17,39 +17,10 @@ from dist_transformer.pictures.masks import mask_picture
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.pictures.positions import learned_picture, rotation_picture, sinusoid_picture
 from dist_transformer.pictures.schedules import schedule_picture
+from dist_transformer.pictures.settings import PictureSettings
 from dist_transformer.pictures.softmax import saturation_picture
 
 _LEARNED = "learned"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PictureSettings:
-    """Models and sentences of the pictures."""
-
-    model: Path | None = None
-    """Model folder whose attention is drawn."""
-    source: str | None = None
-    """Sentence that the model reads."""
-    target: str | None = None
-    """Its translation; default: the model's own."""
-    learned_model: Path | None = None
-    """Model folder with learned positions; default: `model`, if it has them."""
-    direction: str | None = None
-    """Direction of `model`, such as `en-de`; needed if it has several."""
-    tags: tuple[str, ...] | None = None
-    """Tags in front of the source, instead of the direction's."""
-
-    def __post_init__(self) -> None:
-        if self.model is None:
-            given = {"--src-text": self.source, "--tgt-text": self.target, "--direction": self.direction}
-            for flag, value in {**given, "--tag": self.tags}.items():
-                if value is not None:
-                    raise UserError(f"{flag} needs a model that reads it: pass --model")
-        elif self.source is None:
-            raise UserError("--model needs a sentence: pass --src-text")
-        for flag, text in (("--src-text", self.source), ("--tgt-text", self.target)):
-            if text is not None and (not text.strip() or len(text.splitlines()) > 1):
-                raise UserError(f"{flag} is {text!r:.200}: pass one sentence in one line")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,10 +19,11 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.files import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
 from dist_transformer.export import gate, huggingface
-from dist_transformer.export.export import ExportSettings, export
-from dist_transformer.export.libraries import Target
+from dist_transformer.export.export import export
+from dist_transformer.export.libraries import ExportSettings, Target
 from dist_transformer.importing import importing, marian_folder
-from dist_transformer.importing.importing import ImportSettings, import_marian
+from dist_transformer.importing.importing import import_marian
+from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, write_model_folder

@@ -14,8 +14,9 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.export import gate
 from dist_transformer.importing import importing, originals
-from dist_transformer.importing.importing import ImportSettings, import_marian
+from dist_transformer.importing.importing import import_marian
 from dist_transformer.importing.marian_files import MarianWeights
+from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model

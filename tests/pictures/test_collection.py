@@ -14,8 +14,9 @@ from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.pictures import collection as module
-from dist_transformer.pictures.collection import PictureSettings, make_pictures
+from dist_transformer.pictures.collection import make_pictures
 from dist_transformer.pictures.picture import Picture
+from dist_transformer.pictures.settings import PictureSettings
 
 SENTENCE = "the dog sleeps"
 OF_NO_MODEL = ["masks", "softmax", "positions", "rotation", "schedules", "cost"]

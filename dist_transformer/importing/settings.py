@@ -1,0 +1,24 @@
+"""Settings of an import. They are apart, because it imports torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_transformer.config.schema import setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportSettings:
+    """The published model, and the text for its checks."""
+
+    folder: Path = setting(position=True)
+    """Folder of MarianMTModel or Marian, or a decoder.yml."""
+    out: Path
+    """Model folder to write."""
+    source: Path | None = setting(None, flag="src")
+    """Text to compare with, one sentence per line, 1,000 lines or more; default: synthetic English."""
+    source_language: str | None = setting(None, flag="src_lang")
+    """Source language; default: as the folder names it."""
+    target_language: str | None = setting(None, flag="tgt_lang")
+    """Target language; default: as the folder names it."""
+    program: str | None = setting(None, flag="marian", program=True)
+    """Program to compare a model of Marian with; default: marian or pymarian in PATH."""
