@@ -52,7 +52,7 @@ class PlanSettings:
 
 
 def main() -> None:
-    settings = parse_arguments(sys.argv[1:])
+    settings = parse_arguments()
 
     from dist_transformer.preflight.measured import compare, measure_step, read_run
     from dist_transformer.preflight.plan import plan_run
@@ -80,10 +80,10 @@ def main() -> None:
     refuse_what_does_not_fit(plan)
 
 
-def parse_arguments(words: Sequence[str]) -> PlanSettings:
+def parse_arguments(words: Sequence[str] | None = None) -> PlanSettings:
     own = [each.name for each in settings_of(Cluster)] + ["measure", "against", "json"]
     page = Page(text=__doc__, common=["preset", *own, "data", "max_steps", "batch.target_tokens_per_step"])
-    stated = read_training(settings_of(PlanSettings), words, page)
+    stated = read_training(settings_of(PlanSettings), sys.argv[1:] if words is None else words, page)
     if stated.values.get("against") is not None and stated.values.keys() - {"against", "json"}:
         raise UserError("--against takes settings and machine from the run: pass no flag with it except --json")
     default = PlanSettings(train=default_of(stated).changed(data=EMBEDDED_CORPUS))

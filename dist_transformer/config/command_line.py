@@ -153,7 +153,7 @@ def read_words(
         print(_help(known, page, defaults(vars(chosen)), whole="--help-all" in wants_help))
         raise SystemExit(0)
     refuse_repeated(words)
-    refuse_wrong_flags(words, {*flags, _OF_LAUNCHERS}, program=program(), any_spelling=True)
+    refuse_wrong_flags(words, {*flags, _OF_LAUNCHERS}, program=program())
     given = vars(parser.parse_args(plain))
     stated = Stated(prints=given.pop("print_config", False))
     if (file := given.pop("config", None)) is not None:

@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import itertools
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -51,8 +50,6 @@ def refuse_wrong_flags(
     known: Collection[str],
     *,
     program: str,
-    also: Iterable[str] = (),
-    any_spelling: bool = False,
 ) -> None:
     """Refuse the flags that a command does not have, all at once. A command line that asks for help has none.
 
@@ -60,8 +57,6 @@ def refuse_wrong_flags(
         words: command line; after `--` there are no flags.
         known: flags of the command.
         program: command, for the way to its help.
-        also: flags that the program takes out of the command line before.
-        any_spelling: whether the command takes `--a_b` and `--no-a-b` for `--a-b`.
 
     Raises:
         UserError: there are such flags; the message has the counterpart or the nearest flag of each.
@@ -71,55 +66,26 @@ def refuse_wrong_flags(
     if {"-h", "--help"} & set(flags):
         return
     names = {plain_name(flag) for flag in known}
-    wrong = [flag for flag in dict.fromkeys(flags) if not _is_flag(flag, known, names if any_spelling else ())]
+    wrong = [flag for flag in dict.fromkeys(flags) if not flag.startswith("--") or plain_name(flag) not in names]
     if wrong:
-        every = names | {plain_name(flag) for flag in also}
-        remedies = {flag: _remedy(flag, every) or f"see {program} --help" for flag in wrong}
+        remedies = {flag: _remedy(flag, names) or f"see {program} --help" for flag in wrong}
         raise UserError(_refusal(remedies, "flag"))
 
 
-def _is_flag(flag: str, known: Collection[str], names: Collection[str]) -> bool:
-    # The value of a letter may follow it without a space.
-    return flag in known or (plain_name(flag) in names if flag.startswith("--") else flag[:2] in known)
-
-
-def refuse_wrong_settings(
-    names: Iterable[str], known: Collection[str], where: str, *, only_with_remedy: bool = False
-) -> None:
+def refuse_wrong_settings(names: Iterable[str], known: Collection[str], where: str) -> None:
     """Refuse the settings that a file or a function does not have, all at once.
 
     Args:
         where: file or function, for the message.
-        only_with_remedy: pass over names that resemble nothing, because a later check explains them.
 
     Raises:
         UserError: there are such settings; the message has the counterpart or the nearest setting of each.
     """
     plain = {plain_name(name) for name in known}
-    remedies = {name: _remedy(name, plain) for name in names if plain_name(name) not in plain}
-    written = {
-        name: _as_setting(remedy or "leave it out")
-        for name, remedy in remedies.items()
-        if remedy or not only_with_remedy
-    }
+    wrong = [name for name in names if plain_name(name) not in plain]
+    written = {name: _as_setting(_remedy(name, plain) or "leave it out") for name in wrong}
     if written:
         raise UserError(f"in {where}, {_refusal(written, 'setting')}")
-
-
-def refuse_wrong_choices(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:
-    """Refuse the value of a flag that is none of its choices; `choices` has the flags in any spelling.
-
-    Raises:
-        UserError: there is one; the message has the nearest choice, or all.
-    """
-    known = {plain_name(flag): values for flag, values in choices.items()}
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-        flag, sign, value = word.partition("=")
-        values = known.get(plain_name(flag), ()) if flag.startswith("--") else ()
-        if values and (value := value if sign else following) not in values:
-            if not value or value.startswith("--"):
-                raise UserError(f"{flag} needs a value: choose one of {', '.join(values)}")
-            raise UserError(f"{flag} {value:.60} is unknown: {meant(value, values)}")
 
 
 def known_parameters(function: Callable[P, R]) -> Callable[P, R]:
