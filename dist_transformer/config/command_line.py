@@ -351,6 +351,9 @@ def _help_text(each: Setting, default: Any) -> str:
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Help formatter that wraps a description's paragraphs at the terminal's width, except commands and tables."""
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = re.split(r"\n\s*\n", text.strip("\n"))
         return "\n\n".join(_fill(paragraph, width) for paragraph in paragraphs)

@@ -54,7 +54,7 @@ def parse_training(words: Sequence[str]) -> tuple[TrainConfig, bool]:
     """
     known = [*settings_of(Start), *settings_of(DryRun), *settings_of(TrainConfig)]
     page = Page(text=_description(), common=_COMMON, taken=("--processes", "--import"))
-    stated = read_training(known, words, page)
+    stated = read_training(known, words, page, trains=True)
     trial = stated.values.pop("test_mode", False)
     command = stated.written.get("validation_command", "--")
     if stated.values.get("validation_command") is not None and not command.startswith("--"):
@@ -79,13 +79,17 @@ def parse_training(words: Sequence[str]) -> tuple[TrainConfig, bool]:
     return config, trial
 
 
-def read_training(known: Sequence[Setting], words: Sequence[str], page: Page) -> Stated:
-    """Read the words of a command that takes the settings of training, whose help has the defaults of its preset."""
+def read_training(known: Sequence[Setting], words: Sequence[str], page: Page, *, trains: bool = False) -> Stated:
+    """Read the words of a command that takes the settings of training, whose help has the defaults of its preset.
+
+    Args:
+        trains: whether it requires a data folder and a run folder.
+    """
 
     def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         chosen = {each.name: given.get(each.name, each.default) for each in settings_of(Start)}
-        values = values_of(preset_with_variant(**chosen))
-        return {name: value for name, value in values.items() if name not in ("data", "run_dir")} | chosen
+        values = {**values_of(preset_with_variant(**chosen)), **chosen, "data": None, "run_dir": None}
+        return {name: value for name, value in values.items() if not trains or name not in ("data", "run_dir")}
 
     return read_words(known, page, words, defaults=defaults, of_others=_OF_THE_RUN)
 

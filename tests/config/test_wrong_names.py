@@ -119,8 +119,6 @@ def test_a_wrong_choice_has_the_nearest_one() -> None:
 
 def test_words_that_are_no_flags_are_taken() -> None:
     check = wrong_names.refuse_wrong_flags
-    check(["-0.5", "-", "a-b", "-- a", "-d a b", "-mVALUE", "--", "--xyz"], ["-m"], program="p")
-    check(["--a_b", "--no-a-b", "--x.no-y"], ["--a-b", "--x.y"], program="p", any_spelling=True)
+    check(["-0.5", "-", "a-b", "-- a", "-d a b", "--", "--xyz"], [], program="p")
+    check(["--a_b", "--no-a-b", "--x.no-y"], ["--a-b", "--x.y"], program="p")
     check(["--xyz", "--help"], [], program="p")
-    with pytest.raises(UserError, match="--a_b is not a flag here: did you mean --a-b"):
-        check(["--a_b"], ["--a-b"], program="p")
