@@ -110,7 +110,6 @@ class Decoding(SearchOrMbr):
 
     def __post_init__(self) -> None:
         SearchOrMbr.__post_init__(self)
-        require(not (self.sample and self.mbr), "sample", self.sample, "mbr draws samples of its own: leave one out")
         require_positive(self, "nbest", "top_k", "top_p", "temperature")
         require(self.top_p is None or self.top_p <= 1, "top_p", self.top_p, "it must be a probability, up to 1")
         most = self.results if self.sample else self.mbr or self.beam

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_transformer import api
 from dist_transformer.averaging import sweep as module
 from dist_transformer.base.files import sha256_of
 from dist_transformer.data.folder.reader import DataFolder
@@ -237,6 +238,14 @@ def test_the_best_number_alone_and_on_two_ranks(
     assert {path.name: path.read_bytes() for path in shared.iterdir()} == {
         path.name: path.read_bytes() for path in out.iterdir()
     }
+
+
+def test_a_sweep_from_python(scored_run: Path, tmp_path: Path) -> None:
+    dev = {"src": tmp_path / "dev.en", "ref": tmp_path / "dev.de", "precision": "fp32", "device": "cpu"}
+    search = {"beam": SETTINGS.beam, "max_extra_tokens": SETTINGS.max_extra_tokens}
+    info = api.average(run_dir=scored_run, sweep=[2, 1], out=tmp_path / "out" / "m", **dev, **search)
+    assert info.steps == (20, 30)
+    assert json.loads((tmp_path / "out" / "m.sweep.json").read_text())["best"] == 2
 
 
 def plain(report: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dist_transformer
+from dist_transformer import api
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import evaluate as module
 from dist_transformer.cli.evaluate import main
@@ -160,6 +161,14 @@ def test_several_references(
     expected = score(*texts, target_language="de").report()
     assert {name: report[name] for name in expected} == expected
     assert report["signature"].startswith("nrefs:2|")
+    again = tmp_path / "again.json"
+    values = {"model": model_folder, "src": files[0], "ref": [files[1], other], "max_extra_tokens": 5, "json": again}
+    api.evaluate(**values, device="cpu")
+    different = {"seconds", "hypotheses"}
+    assert {**json.loads(again.read_text("utf-8")), **dict.fromkeys(different)} == {
+        **report,
+        **dict.fromkeys(different),
+    }
 
 
 def test_hypotheses_without_a_model(
@@ -177,6 +186,10 @@ def test_hypotheses_without_a_model(
     run_here(monkeypatch, "--hypotheses", worse, reference, *flags, "--lowercase")
     expected = compare([worse, reference], [reference], target_language="de", lowercase=True)
     assert capsys.readouterr().out == f"27 sentences, to de\n{expected}\n"
+    assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
+    out.unlink()
+    values = {"hypotheses": [worse, reference], "ref": reference, "tgt_lang": "de", "lowercase": True, "json": out}
+    assert api.evaluate(**values) == expected
     assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
     out.unlink()
     monkeypatch.setattr(module, "read_world", lambda: World(rank=1, size=2, local_rank=1, local_size=2))

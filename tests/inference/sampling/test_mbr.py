@@ -102,7 +102,6 @@ def test_of_a_model(model_folder: Path, toy_lines: Lines) -> None:
     [
         ({"mbr": 1}, "mbr is 1: set 2 to 1,000 samples per line"),
         ({"mbr": 4, "nbest": 5}, "nbest is 5: it must be 1 up to the 4 samples of mbr"),
-        ({"mbr": 4, "sample": True}, "sample is True: mbr draws samples of its own"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], said: str) -> None:
