@@ -2,17 +2,12 @@
 
 import difflib
 import functools
-import inspect
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from dist_transformer.base.errors import UserError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 LIST_FLAGS = "--list-flags"
 """Word that makes a command print its flags and their choices, one flag per line, for completion in a shell."""
@@ -86,17 +81,6 @@ def refuse_wrong_settings(names: Iterable[str], known: Collection[str], where: s
     written = {name: _as_setting(_remedy(name, plain) or "leave it out") for name in wrong}
     if written:
         raise UserError(f"in {where}, {_refusal(written, 'setting')}")
-
-
-def known_parameters(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse keywords that a function does not have as wrong settings, with their counterparts here."""
-
-    @functools.wraps(function)
-    def checked(*arguments: P.args, **named: P.kwargs) -> R:
-        refuse_wrong_settings(named, inspect.signature(function).parameters, function.__name__)
-        return function(*arguments, **named)
-
-    return checked
 
 
 def list_flags(choices: Mapping[str, Sequence[str]]) -> str:

@@ -11,7 +11,6 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.command_line import read_keywords
-from dist_transformer.config.wrong_names import known_parameters
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
 from dist_transformer.inference.decoding import RULES, Decoding, ExactLoading
@@ -175,7 +174,6 @@ class TrainedModel:
         texts = [translation.text for translation in translations]
         return "\n".join(texts) if isinstance(lines, str) else texts
 
-    @known_parameters
     def score(self, src: Iterable[str], tgt: Iterable[str], *, batch_tokens: int | None = None) -> list[PairScore]:
         """Compute log p(tgt[i] | src[i]) as a sum and per token, in natural logarithms.
 
@@ -188,7 +186,6 @@ class TrainedModel:
         model, tags = self.model, self.info.direction.tags
         return score_pairs(model, self.tokenizer, src, tgt, device=self.device, tags=tags, batch_tokens=batch_tokens)
 
-    @known_parameters
     def attention(self, src: str, tgt: str) -> Attention:
         """Return the attention of every layer and head while the model reads `src` and produces `tgt`.
 

@@ -1,6 +1,5 @@
 """Names that a command does not have: those of other toolkits, near misses, and completion in a shell."""
 
-import inspect
 import re
 import tomllib
 from collections.abc import Sequence
@@ -10,7 +9,9 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import COMMANDS, run
 from dist_transformer.config import wrong_names
-from dist_transformer.config.wrong_names import LIST_FLAGS, known_parameters, plain_name
+from dist_transformer.config.command_line import read_keywords
+from dist_transformer.config.wrong_names import LIST_FLAGS, plain_name
+from dist_transformer.inference.decoding import Decoding
 from tests.conftest import ROOT
 
 
@@ -96,20 +97,18 @@ def test_a_command_line_without_wrong_names_does_not_read_those_of_others(monkey
 
 
 def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
-    @known_parameters
-    def search(*, beam: int = 4, precision: str = "fp32") -> tuple[int, str]:
-        return beam, precision
+    def search(**keywords: object) -> Decoding:
+        return read_keywords(Decoding, keywords, "search").build(Decoding)
 
-    assert search(beam=2) == (2, "fp32")
-    assert list(inspect.signature(search).parameters) == ["beam", "precision"]
+    assert search(beam=2) == Decoding(beam=2)
     with pytest.raises(UserError, match=r"^in search, beam_size is not a setting here: use beam$"):
         search(beam_size=2)
-    with pytest.raises(UserError, match=r"^in search, precison is not a setting here: did you mean precision\?$"):
-        search(precison="bf16")
+    with pytest.raises(UserError, match=r"^in search, temprature is not a setting here: did you mean temperature\?$"):
+        search(temprature=0.5)
     with pytest.raises(
-        UserError, match=r"^in search, xyz, fp16 are not settings here: for xyz leave it out; for fp16 use"
+        UserError, match=r"^in search, xyz, lenpen are not settings here: for xyz leave it out; for lenpen use"
     ):
-        search(xyz=2, fp16=True)
+        search(xyz=2, lenpen=1)
 
 
 def test_a_wrong_choice_has_the_nearest_one() -> None:
