@@ -105,9 +105,7 @@ def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
         search(beam_size=2)
     with pytest.raises(UserError, match=r"^in search, temprature is not a setting here: did you mean temperature\?$"):
         search(temprature=0.5)
-    with pytest.raises(
-        UserError, match=r"^in search, xyz, lenpen are not settings here: for xyz leave it out; for lenpen use"
-    ):
+    with pytest.raises(UserError, match=r"^in search, xyz, lenpen are not settings here: for xyz leave it out"):
         search(xyz=2, lenpen=1)
 
 
