@@ -17,9 +17,11 @@ import datasets
 import pytest
 import yaml
 
+from dist_transformer.cli.command import COMMANDS
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.runtime.launch import free_port
+from tests.config.test_wrong_names import flags_of
 from tests.conftest import ROOT
 from tests.slices import SLICES
 
@@ -116,10 +118,12 @@ def test_the_testing_page_lists_every_slice() -> None:
     assert named == SLICES.keys()
 
 
-def test_the_pages_for_newcomers_name_flags_that_exist() -> None:
+def test_the_pages_for_newcomers_name_flags_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """Flags of other toolkits are in the first column of a table."""
     helps = "".join(file.read_text("utf-8") for file in (ROOT / "tests" / "cli" / "help").glob("*.txt"))
-    known = {flag.replace("_", "-") for flag in re.findall(FLAG, helps)}
+    # Help of a command with many flags shows some of them.
+    listed = [*re.findall(FLAG, helps), *(flag for command in COMMANDS for flag in flags_of(command, capsys))]
+    known = {flag.replace("_", "-") for flag in listed}
     for name in ("coming_from.md", "troubleshooting.md"):
         lines = (DOCS / name).read_text("utf-8").splitlines()
         ours = [line.partition("|")[2].partition("|")[2] if line.startswith("|") else line for line in lines]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectSettings:
-    """What is shown, and the packs of training."""
+    """Contents to show, and packs of training."""
 
     data: Path = setting(position=True)
     """Data folder made by dist-transformer prepare."""
