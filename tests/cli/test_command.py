@@ -80,9 +80,9 @@ from dist_transformer.cli import command
 from dist_transformer.cli.command import COMMANDS, run
 
 SHARED = [f"{name} --processes 2 --wrong" for name in command.SHARED]
-MISSING = ["export --model none --to hf --src a --ref a --out b", "serve --model none",
-    "pictures --model none --src-text a --out b", "translate --model none", "translate --model none --input a --output b", "evaluate --model none --src a --ref a",
-    "score --model none --src a --tgt a", "train --data none --run-dir b"]
+MISSING = ["export --model none --to hf --src a --ref a --out b", "serve --model none", "translate --model none",
+    "pictures --model none --src-text a --out b", "translate --model none --input a --output b",
+    "evaluate --model none --src a --ref a", "score --model none --src a --tgt a", "train --data none --run-dir b"]
 Path("a").touch()
 for words in [f"{name} {flag}" for name in COMMANDS for flag in ("--wrong", "--help")] + SHARED + MISSING:
     with contextlib.redirect_stdout(io.StringIO()):
