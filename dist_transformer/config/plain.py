@@ -151,7 +151,9 @@ def value_of_json(
         return {key: value_of_json(kind, item, f"{name}[{key!r}]", where, remedy) for key, item in value.items()}
     if Path in kinds and isinstance(value, str):
         return Path(value)
-    if value in choices or type(value) in kinds or (float in kinds and type(value) is int):
+    if type(value) is int and float in kinds and int not in kinds:
+        value = float(value)
+    if value in choices or type(value) in kinds:
         return value
     wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
     near = nearest(str(value), map(str, choices))

@@ -107,6 +107,9 @@ def open_run(
                 described["threads"], kept = kept_threads(recorded, chosen=described["threads"], cores=cores)
                 notes += [kept] if kept else []
             notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
+            # A number may be written in two ways, 0 and 0.0, and the identity of the run has one.
+            for name in before.keys() & described.keys() & set(_FIXED):
+                described[name] = _as_before(described[name], before[name])
             require_own_checkpoint(run_dir, reader, described)
             require_same_measure(run_dir, described, before, reader.state)
             by_main(lambda: require_ledger(run_dir, reader))
@@ -221,6 +224,11 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
         if not isinstance(repeated, dict):
             raise
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
+
+
+def _as_before(now: Any, before: Any) -> Any:
+    """Write settings that are equal to earlier ones as these were written."""
+    return now | {name: value for name, value in before.items() if now.get(name) == value} if now != before else before
 
 
 def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.schema import flat_groups
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.run.folder import run_identity
 from tests.run.small_run import SmallRun, small_config, train_and_save
 
 # Values where the rule for the type has no valid one.
@@ -118,6 +119,22 @@ def test_a_setting_changed_on_resume_is_refused_by_name_or_effective(
     assert new == json.loads(json.dumps(value_of(run.described, name), default=str)) != described.get(name, old)
     assert any(note.startswith(f"setting changed: {name}: ") for note in run.notes), run.notes
     file.write_bytes(before)
+
+
+def test_a_number_stays_as_it_was_written(tmp_path: Path) -> None:
+    """A file of settings may have said 0 for 0.0, which is a part of the identity that weight files state."""
+    config = small_config(tmp_path)
+    config = config.changed(model=dataclasses.replace(config.model, dropout=0.0))
+    train_and_save(config, 2)
+    file = config.run_dir / "config.json"
+    written = file.read_text().replace('"dropout": 0.0', '"dropout": 0')
+    assert run_identity(json.loads(written)) != run_identity(json.loads(file.read_text()))
+    file.write_text(written)
+    with ExitStack() as held:
+        SmallRun(config.changed(batch=dataclasses.replace(config.batch, packs_per_micro_batch=2)), held)
+    found = json.loads(file.read_text())
+    assert run_identity(found) == run_identity(json.loads(written))
+    assert found["batch"]["packs_per_micro_batch"] == 2
 
 
 def vars_of(config: TrainConfig) -> list[Any]:
