@@ -3,8 +3,8 @@
 from typing import Any
 
 from benchmarks.decoding import LABELS as DECODING
+from benchmarks.figures import Bar, BarGroup, Curve
 from benchmarks.training.field import LABELS as TRAINING
-from dist_transformer.reporting.figures import Bar, BarGroup, Curve
 
 _DATA = {
     "ids, read at random": {

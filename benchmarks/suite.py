@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import bar_groups, curves
+from benchmarks.figures import bar_picture, cost_picture
 from benchmarks.measure import NO_CORPUS, ROOT, vector_units, write_result
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.cost.hardware import kind_of_device
-from dist_transformer.reporting.figures import as_png, bar_picture, cost_picture
+from dist_transformer.reporting.figures import as_png
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.launch import own_command, run_printed
 

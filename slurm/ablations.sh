@@ -44,7 +44,7 @@ submit_all() {
 # train_row FLAGS: train the row of this job's array index to its last step.
 train_row() {
     local rows row flags
-    write_step "$state/rows" "${PYTHON[@]}" -c 'from dist_transformer.config.table3 import VARIANTS; print(*VARIANTS)'
+    write_step "$state/rows" "${PYTHON[@]}" -c 'from dist_transformer.config.presets import VARIANTS; print(*VARIANTS)'
     read -ra rows <"$state/rows"
     ((SLURM_ARRAY_TASK_ID < ${#rows[@]})) || fail "--array goes to $SLURM_ARRAY_TASK_ID: the rows are 0 to $((${#rows[@]} - 1))"
     row=${rows[SLURM_ARRAY_TASK_ID]}

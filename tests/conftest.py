@@ -15,9 +15,9 @@ import pytest
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks.launching import deepspeed_command
 from dist_transformer.base.errors import print_messages
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.runtime.launch import deepspeed_command
 from tests.commands import Commands, Ended, environment_of
 from tests.rights import umask
 from tests.small_model import model_folder, model_info, other_folder, random_model, toy_lines, toy_tokenizer

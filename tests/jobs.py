@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.launching import overridden
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.runtime.launch import overridden
 from tests.conftest import ROOT, allow_interrupts, deepspeed_command
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"

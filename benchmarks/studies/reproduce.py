@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launching import deepspeed_command, overridden
 from benchmarks.measure import result_of, write_result
 from benchmarks.results_table import read_result
 from dist_transformer.base.errors import UserError, say
@@ -37,7 +38,7 @@ from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.layout import read_records
-from dist_transformer.runtime.launch import deepspeed_command, overridden, own_command, run_printed
+from dist_transformer.runtime.launch import own_command, run_printed
 
 _ROOT = Path(__file__).resolve().parents[2]
 BAND_FILE = _ROOT / "results" / "reproduce.json"

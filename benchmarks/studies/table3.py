@@ -26,21 +26,21 @@ from typing import Any
 
 import torch
 
+from benchmarks.launching import deepspeed_command, overridden
 from benchmarks.studies.paper_figures import PAPER, changes
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import sha256_of
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import read_json, to_plain
-from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.presets import PRESETS, VARIANTS, apply_variant
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.config.table3 import VARIANTS, apply_variant
 from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.run.layout import METRICS_FILE, read_records, weight_files
-from dist_transformer.runtime.launch import deepspeed_command, overridden, own_command, run_printed
+from dist_transformer.runtime.launch import own_command, run_printed
 
 _MACHINE = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
 

@@ -43,9 +43,3 @@ def usable_path(text: str) -> Path:
     """
     require_usable(text)
     return Path(text)
-
-
-def usable_place(text: str) -> str:
-    """Read a path or a URL of the command line, as `usable_path` does."""
-    require_usable(text)
-    return text

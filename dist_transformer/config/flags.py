@@ -9,11 +9,10 @@ from typing import Annotated, Any
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.architecture import with_architecture
 from dist_transformer.config.command_line import Page, Stated, read_words
-from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.presets import PRESETS, VARIANTS, preset_with_variant
 from dist_transformer.config.schema import Setting, settings_of, values_of
 from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect
-from dist_transformer.config.table3 import VARIANTS, preset_with_variant
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)

@@ -67,11 +67,6 @@ def without_place(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def deepspeed_command(ranks: int) -> list[object]:
-    """Build the command of this environment's DeepSpeed launcher for `ranks` processes, on a free port."""
-    return [installed_program("deepspeed"), "--quiet", "--num_gpus", ranks, "--master_port", free_port()]
-
-
 def own_command(name: str, *arguments: object) -> list[object]:
     """Build a command of `dist-transformer`: the installed program of this environment, or the module."""
     program = installed_program("dist-transformer")
@@ -113,22 +108,6 @@ def take_number(words: Sequence[str], flag: str) -> tuple[int | None, list[str]]
         if not value.isdecimal():
             raise UserError(f"{flag} is {value!r}: it must be a number")
     return (int(values[0]) if values else None), left
-
-
-def overridden(words: Sequence[object]) -> list[str]:
-    """Leave out every flag that comes again later, with its values: for commands that add flags to common ones.
-
-    A command itself refuses a flag that is given twice, because one of the two would be lost without a word.
-    """
-    groups = list[list[str]]()
-    for word in map(str, words):
-        if word.startswith("--") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    names = [group[0].partition("=")[0].replace("_", "-") if group[0].startswith("--") else "" for group in groups]
-    kept = [group for at, group in enumerate(groups) if not names[at] or names[at] not in names[at + 1 :]]
-    return [word for group in kept for word in group]
 
 
 def installed_program(name: str) -> Path:

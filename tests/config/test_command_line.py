@@ -14,7 +14,7 @@ from dist_transformer.config.stated import FlagRules
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """How it searches."""
+    """Search."""
 
     beam: int = 4
     """Hypotheses."""
@@ -28,7 +28,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What it reads."""
+    """Text to read."""
 
     folder: Path = setting(position=True)
     """Folder to read."""

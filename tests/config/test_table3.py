@@ -9,9 +9,8 @@ import torch
 
 from benchmarks.studies.paper_figures import PAPER, changes
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.presets import PRESETS, VARIANTS, apply_variant
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.config.table3 import VARIANTS, apply_variant
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 

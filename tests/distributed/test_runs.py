@@ -21,6 +21,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from safetensors.torch import load_file
 
+from benchmarks.launching import overridden
 from dist_transformer.averaging.mean import average
 from dist_transformer.averaging.sources import weight_file_metadata
 from dist_transformer.base.files import sha256_of
@@ -32,7 +33,7 @@ from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_training
-from dist_transformer.runtime.launch import as_typed, overridden, own_command
+from dist_transformer.runtime.launch import as_typed, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.launching import deepspeed_command, overridden
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.launch import as_typed, deepspeed_command, has_gpu, overridden, own_command, run_printed
+from dist_transformer.runtime.launch import as_typed, has_gpu, own_command, run_printed
 
 
 def test_the_port_is_free() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.launching import overridden
 from dist_transformer.run.ledger import read_ledger
-from dist_transformer.runtime.launch import overridden
 from tests.conftest import ROOT
 from tests.slurm.cluster import wait_until
 from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
@@ -189,7 +189,7 @@ def test_rows_of_table_3_are_a_job_array_and_its_table(site: Site, finished: Fin
 
 
 def test_the_array_is_the_table() -> None:
-    from dist_transformer.config.table3 import VARIANTS
+    from dist_transformer.config.presets import VARIANTS
 
     script = (ROOT / "slurm" / "ablations.sh").read_text(encoding="utf-8")
     assert f"array=--array=0-{len(VARIANTS) - 1} " in script

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.launching import deepspeed_command
 from benchmarks.training.field import (
     LABELS,
     Field,
@@ -21,7 +22,6 @@ from benchmarks.training.peers import MasterAdamW, in_bf16
 from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.plan import Position
-from dist_transformer.runtime.launch import deepspeed_command
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from tests.conftest import run_command
