@@ -139,6 +139,6 @@ def test_the_tool_prints_and_draws(toy_data: DataFolder, tmp_path: Path) -> None
 def test_the_tools_errors_name_what_is_wrong(toy_data: DataFolder, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dist_transformer", "inspect"]
     output = run_command(*command, toy_data.path, "--max-target-tokens", 0, status=1)
-    assert output.startswith("error: max_target_tokens is 0: ")
+    assert output.startswith("error: --max-target-tokens is 0: ")
     output = run_command(*command, toy_data.path, "--png", tmp_path / "no/a.png", status=1)
     assert "a.png cannot be written (No such file or directory): choose another --png" in output
