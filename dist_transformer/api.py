@@ -136,7 +136,7 @@ def train(
         status, error = run_child([*program, *extensions, *flags, *ranks])
     if status not in (0, INTERRUPTED):
         said = error or f"training ended with status {status}: see its last lines above"
-        raise UserError(said.replace(str(file), "settings"))
+        raise UserError(said.replace(f" in {file} (line 1)", "").replace(str(file), "settings"))
     return Run(Path(run_dir), finished=status == 0)
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import Page, parse
-from dist_transformer.config.requirements import require_not_negative
-from dist_transformer.config.schema import setting
+from dist_transformer.config.schema import require_not_negative, setting
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import SplitInfo
 from dist_transformer.data.folder.reader import DataFolder

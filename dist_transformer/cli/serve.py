@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dist_transformer.config.command_line import Page, parse
-from dist_transformer.config.requirements import require_positive
-from dist_transformer.config.schema import FLAT, values_of
+from dist_transformer.config.schema import FLAT, require_positive, values_of
 from dist_transformer.inference.decoding import Decoding, ExactLoading, Search
 from dist_transformer.inference.loading import read_joint_info
 from dist_transformer.serving.worker import Worker

@@ -169,6 +169,11 @@ def read_words(
         for name in {each.name, f"{each.name}@"} & given.keys():
             stated.values[each.name] = _value(each, given[name])
             stated.written[each.name] = each.flag
+        how = stated.written.get(each.name, each.flag)
+        if each.metadata.get("program") and stated.values.get(each.name) is not None and how != each.flag:
+            # The file may come from a stranger.
+            remedy = f"pass {each.flag} on the command line, with the same words, others, or None"
+            raise UserError(f"{how} is a program, and no file may name one to run: {remedy}")
     return stated
 
 
@@ -217,8 +222,6 @@ def _read_values(
         refuse_wrong_settings(wrong, {*by_name, *also}, place)
     for name in flat.keys() & by_name.keys():
         each = by_name[name]
-        if each.metadata.get("program") and lines is not None and flat[name] is not None:
-            raise UserError(f"{name} in {where} is a program, which no file may name: pass {each.flag}")
         value = flat[name] if lines is not None else _as_plain(each, flat[name])
         stated.values[each.name] = value_of_json(each.hint, value, name, where, metadata=each.metadata)
         line = f" (line {lines[name]})" if lines and name in lines else ""

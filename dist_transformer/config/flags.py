@@ -3,19 +3,26 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.architecture import with_architecture
 from dist_transformer.config.command_line import Page, Stated, read_words
+from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.presets import PRESETS, VARIANTS, preset_with_variant
 from dist_transformer.config.schema import Setting, settings_of, values_of
-from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, TrainConfig
+from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
+# Settings of the network that such a run chooses itself, because loaded weights do not depend on them.
+_NOT_OF_WEIGHTS = frozenset({"dropout", "attention_dropout", "ffn_dropout", "embedding_init"})
+# Settings of the network that the data's vocabularies decide.
+_OF_VOCABULARIES = frozenset({"vocab_size", "target_vocab_size"})
+
+_MODEL_SETTINGS = "config.json"
 _COMMON = (
     *("preset", "data", "run_dir", "max_steps", "init_from", "deepspeed_config", "precision", "seed"),
     *("validate_every", "save_every", "patience", "batch.target_tokens_per_step", "optimizer.peak_lr", "test_mode"),
@@ -55,13 +62,6 @@ def parse_training(words: Sequence[str]) -> tuple[TrainConfig, bool]:
     page = Page(text=_description(), common=_COMMON, taken=("--processes", "--import"))
     stated = read_training(known, words, page, trains=True)
     trial = stated.values.pop("test_mode", False)
-    command = stated.written.get("validation_command", "--")
-    if stated.values.get("validation_command") is not None and not command.startswith("--"):
-        # The file may come from a stranger.
-        raise UserError(
-            f"{command} is a program, and no file may name one to run: pass --validation-command on the command line, "
-            "with the same words, others, or None"
-        )
     default = default_of(stated)
     if trial:
         default = default.changed(data=EMBEDDED_CORPUS)
@@ -104,8 +104,36 @@ def default_of(stated: Stated) -> TrainConfig:
     if folder is None:
         return default
     preset, run_dir = PRESETS[chosen["preset"]].model, stated.values.get("run_dir")
-    model = with_architecture(default.model, preset=preset, init_from=folder, run_dir=run_dir)
+    model = _with_architecture(default.model, preset=preset, init_from=folder, run_dir=run_dir)
     return dataclasses.replace(default, model=model)
+
+
+def _with_architecture(
+    variant: ModelConfig, *, preset: ModelConfig, init_from: Path, run_dir: Path | None
+) -> ModelConfig:
+    """Return the network of a preset and a variant with the architecture that `init_from` gives the run.
+
+    A run that exists has it in its own folder, so it resumes even if the model is gone. A path that is no model folder
+    changes nothing: reading the weights reports that.
+
+    Args:
+        variant: the preset's network with a variant. What that changes stays, so that a contradiction is refused.
+
+    Raises:
+        UserError: a file has a wrong value; the message names it.
+    """
+    for folder in (run_dir or init_from, init_from):
+        file = folder / _MODEL_SETTINGS
+        try:
+            values = read_json(file).get("model")
+        except UserError:
+            continue
+        if isinstance(values, dict):
+            model = from_plain(ModelConfig, values, str(file))
+            names = {field.name for field in dataclasses.fields(model)} - _NOT_OF_WEIGHTS - _OF_VOCABULARIES
+            same = [name for name in names if getattr(variant, name) == getattr(preset, name)]
+            return dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
+    return variant
 
 
 def _description() -> str:

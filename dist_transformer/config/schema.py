@@ -1,4 +1,7 @@
-"""The settings of a dataclass: what flags, files of settings, keywords of Python and help pages are made from."""
+"""The settings of a dataclass, from which flags, files, keywords of Python and help are made, and checks of values.
+
+An error of a check names the field, its value and the remedy.
+"""
 
 import ast
 import dataclasses
@@ -7,12 +10,13 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.registry import Registry
 
 T = TypeVar("T")
 
@@ -183,3 +187,37 @@ def _texts_in(file: str) -> dict[str, dict[str, str]]:
         for node in tree.body
         if isinstance(node, ast.ClassDef)
     }
+
+
+def require(condition: bool, field_name: str, value: object, remedy: str) -> None:
+    if not condition:
+        raise UserError(f"{field_name} is {value!r:.200}: {remedy}")
+
+
+def require_fraction(config: object, *names: str) -> None:
+    for name, value in _numbers(config, names):
+        require(0.0 <= value < 1.0, name, value, "it must be 0 or more, and below 1")
+
+
+def require_not_negative(config: object, *names: str) -> None:
+    for name, value in _numbers(config, names):
+        require(value >= 0, name, value, "it must be 0 or more")
+
+
+def require_positive(config: object, *names: str) -> None:
+    for name, value in _numbers(config, names):
+        require(value > 0, name, value, "it must be above 0")
+
+
+def _numbers(config: object, names: Iterable[str]) -> Iterator[tuple[str, int | float]]:
+    """Yield the numbers that these settings have: none for None or a word, several for a list."""
+    for name in names:
+        value = getattr(config, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, int | float):
+                yield name, each
+
+
+def require_known(config: object, name: str, registry: Registry[Any]) -> None:
+    value = getattr(config, name)
+    require(value in registry, name, value, registry.remedy_for(value))

@@ -13,14 +13,17 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import Measure, require_measurable
 from dist_transformer.config.plain import OMIT_DEFAULT, written
 from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
-from dist_transformer.config.requirements import (
+from dist_transformer.config.schema import (
+    FLAT,
+    build,
     require,
     require_fraction,
     require_known,
     require_not_negative,
     require_positive,
+    setting,
+    settings_of,
 )
-from dist_transformer.config.schema import FLAT, build, settings_of
 from dist_transformer.config.timeouts import TimeoutConfig
 
 EMBEDDED_CORPUS = ("embedded corpus",)
@@ -297,7 +300,7 @@ class ValidationConfig:
     best_by: Measure = "nll"
     """Score that patience and keep_best compare: nll (loss per token, unsmoothed) and ter are better if lower; bleu,
     chrf and command (the number of validation_command) if higher. The mean over directions."""
-    validation_command: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    validation_command: str | None = setting(None, **OMIT_DEFAULT, program=True)
     """Program that scores the translations, with {source}, {hypothesis} and {reference} for its files; its score is the
     last word that it prints. Rank 0 runs it, without a shell."""
     validation_command_minutes: float = field(default=30.0, metadata=OMIT_DEFAULT)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dist_transformer.config.requirements import require_not_negative, require_positive
+from dist_transformer.config.schema import require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

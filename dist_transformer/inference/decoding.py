@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dist_transformer.config.requirements import require, require_fraction, require_not_negative, require_positive
-from dist_transformer.config.schema import setting
+from dist_transformer.config.schema import require, require_fraction, require_not_negative, require_positive, setting
 from dist_transformer.config.stated import FlagRules
 
 Precision = Literal["fp32", "bf16", "int8"]

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.requirements import require_not_negative, require_positive
-from dist_transformer.config.schema import setting
+from dist_transformer.config.schema import require_not_negative, require_positive, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -256,7 +256,7 @@ def test_training_on_two_processes_and_its_errors(toy_data: DataFolder, tmp_path
     with pytest.raises(UserError, match="seed"):
         api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", imports=[extension], **mine, seed=5)
     # This program knows the schedule, and its child does not: the settings are named, not a file that is gone.
-    with pytest.raises(UserError, match=r"^in settings, optimizer\.schedule is 'halving': .* --import"):
+    with pytest.raises(UserError, match=r"^optimizer\.schedule is 'halving': .* --import"):
         api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", **mine)
 
 

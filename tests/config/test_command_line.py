@@ -110,7 +110,10 @@ def test_a_file_has_the_names_of_fields_and_of_flags(tmp_path: Path) -> None:
     for text, said in (
         ("folder: f\nbeam: 0\n", r"^beam in \S*b.yaml \(line 2\) is 0: it must be 1 or more$"),
         ("folder: f\nmade: g\n", r"b.yaml, line 2, made is not a setting here"),
-        ("program: theirs\n", r"^program in \S*b.yaml is a program, which no file may name: pass --program$"),
+        (
+            "program: theirs\n",
+            r"^program in \S*b.yaml \(line 1\) is a program, and no file may name one to run: pass --program",
+        ),
     ):
         (tmp_path / "b.yaml").write_text(text)
         with pytest.raises(UserError, match=said):
