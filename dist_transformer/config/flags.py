@@ -12,16 +12,18 @@ from dist_transformer.config.command_line import Page, Stated, read_words
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.presets import PRESETS, VARIANTS, preset_with_variant
 from dist_transformer.config.schema import Setting, settings_of, values_of
-from dist_transformer.config.settings import EMBEDDED_CORPUS, RUN_IDENTITY, ModelConfig, TrainConfig
+from dist_transformer.config.settings import (
+    EMBEDDED_CORPUS,
+    NOT_OF_WEIGHTS,
+    OF_VOCABULARIES,
+    RUN_IDENTITY,
+    ModelConfig,
+    TrainConfig,
+)
 from dist_transformer.config.stated import refuse_without_effect
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
-# Settings of the network that such a run chooses itself, because loaded weights do not depend on them.
-_NOT_OF_WEIGHTS = frozenset({"dropout", "attention_dropout", "ffn_dropout", "embedding_init"})
-# Settings of the network that the data's vocabularies decide.
-_OF_VOCABULARIES = frozenset({"vocab_size", "target_vocab_size"})
-
 _MODEL_SETTINGS = "config.json"
 _COMMON = (
     *("preset", "data", "run_dir", "max_steps", "init_from", "deepspeed_config", "precision", "seed"),
@@ -130,7 +132,7 @@ def _with_architecture(
             continue
         if isinstance(values, dict):
             model = from_plain(ModelConfig, values, str(file))
-            names = {field.name for field in dataclasses.fields(model)} - _NOT_OF_WEIGHTS - _OF_VOCABULARIES
+            names = {field.name for field in dataclasses.fields(model)} - NOT_OF_WEIGHTS - OF_VOCABULARIES
             same = [name for name in names if getattr(variant, name) == getattr(preset, name)]
             return dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
     return variant

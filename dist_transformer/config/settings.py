@@ -127,6 +127,12 @@ class ModelConfig:
         return self.target_vocab_size or self.vocab_size
 
 
+NOT_OF_WEIGHTS = frozenset({"dropout", "attention_dropout", "ffn_dropout", "embedding_init"})
+"""Settings of the network on which loaded weights do not depend; a run that starts with some chooses them itself."""
+OF_VOCABULARIES = frozenset({"vocab_size", "target_vocab_size"})
+"""Settings of the network that the data's vocabularies decide."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchConfig:
     """Batch of one optimizer step: `packs_per_step` packs, on any number of ranks.

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.architecture import NOT_OF_WEIGHTS, OF_VOCABULARIES
 from dist_transformer.config.directions import Direction
-from dist_transformer.config.settings import ModelConfig
+from dist_transformer.config.settings import NOT_OF_WEIGHTS, OF_VOCABULARIES, ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import (
