@@ -116,7 +116,7 @@ print(json.dumps({
     "files": sorted(os.listdir(".")) != files,
     "threads": torch.get_num_threads() != threads,
     "group": torch.distributed.is_initialized(),
-    "late": sorted({"deepspeed", "mpi4py", "transformers", "matplotlib"} & set(sys.modules)),
+    "late": sorted({"deepspeed", "mpi4py", "transformers", "matplotlib", "jinja2"} & set(sys.modules)),
 }))
 """
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -56,17 +57,23 @@ def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None
 
 
 @pytest.mark.system
-def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Also those that are no Python: the page of `serve`."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+def test_wheel_and_source_hold_every_file_of_the_package(tmp_path: Path) -> None:
+    """Also those that are no Python: templates, and the page of `serve`."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", tmp_path]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith(f"{NAME}/")}
-    listed = subprocess.run(["git", "ls-files", NAME], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        sources = {name.partition("/")[2] for name in archive.getnames()}
+    ls_files = subprocess.run(["git", "ls-files", NAME], cwd=ROOT, check=True, capture_output=True, text=True)
+    listed = set(ls_files.stdout.split())
     configs = {f"{NAME}/{path.relative_to(ROOT)}" for path in (ROOT / "ds_configs").iterdir()}
-    assert packed == set(listed.split()) | configs
+    assert packed == listed | configs
+    assert listed <= sources
     assert {f"{NAME}/serving/page/{name}" for name in ("index.html", "page.css", "page.js")} <= packed
+    assert {f"{NAME}/reporting/html/templates/{name}" for name in ("report.html.j2", "page.css")} <= packed
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -9,12 +9,10 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import folder_beside, make_folder, move, sync, write_file
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.reporting.figures import as_png
-from dist_transformer.reporting.html.document import anchor, document, framed, minute, section
-from dist_transformer.reporting.html.markup import Html, element, join
-from dist_transformer.version import __version__
+from dist_transformer.reporting.html.rendering import fill
 
 PAGE_FILE = "index.html"
-_TITLE = "The Transformer in pictures"
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_pictures(out: Path, pictures: Sequence[Picture], notes: Sequence[str]) -> Path:
@@ -48,23 +46,7 @@ def write_pictures(out: Path, pictures: Sequence[Picture], notes: Sequence[str])
 
 def render(pictures: Sequence[Picture], notes: Sequence[str], *, made: datetime) -> str:
     """Render the page; `made` is the time in its footer."""
-    links = [element("li", element("a", picture.title, href=f"#{anchor(picture.title)}")) for picture in pictures]
-    return document(
-        _TITLE,
-        element(
-            "header",
-            element(
-                "div",
-                element("h1", _TITLE),
-                element("p", "Sections refer to Vaswani et al. 2017, “Attention Is All You Need”."),
-                *(element("p", note, dir="auto") for note in notes),
-                class_="what",
-            ),
-        ),
-        element("ul", *links, class_="contents"),
-        *(_section(picture) for picture in pictures),
-        element("footer", f"Made {minute(made)} by dist_transformer {__version__}."),
-    )
+    return fill(_TEMPLATE, title="The Transformer in pictures", pictures=pictures, notes=notes, made=made)
 
 
 def _small_png(picture: Picture) -> bytes:
@@ -75,8 +57,3 @@ def _small_png(picture: Picture) -> bytes:
     with Image.open(io.BytesIO(as_png(picture.figure))) as drawn:
         drawn.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
-
-
-def _section(picture: Picture) -> Html:
-    caption = element("figcaption", join(picture.caption, " Section ", picture.section, "."))
-    return section(picture.title, framed(picture.figure, caption, alt=picture.alt))

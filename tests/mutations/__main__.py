@@ -29,7 +29,7 @@ SECONDS = 600
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "in": "not in", "is": "is not"}
 OPERATORS = {"+": "-", "-": "+", "*": "//", "//": "*", "/": "*", "%": "//", "and": "or", "or": "and"}
 # What no machine without a GPU runs, what is a list of words, and what only prints.
-LEFT_OUT = re.compile(r"model/(gpu_kernels|compiled)|toy_lexicon|reporting/html/style|__init__|pictures/")
+LEFT_OUT = re.compile(r"model/(gpu_kernels|compiled)|toy_lexicon|__init__|pictures/")
 # Rooms whose whole runs are launched elsewhere than in the mirrored folder.
 LAUNCHES = {
     "training": ("tests/distributed/test_stages.py", "tests/distributed/test_runs.py"),

@@ -1,27 +1,43 @@
-"""Curves as inline SVG that follows the page's colours. Long series are thinned to a median and its range."""
+"""Curves of a run, with all coordinates that the template draws. Long series are thinned to medians and ranges."""
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar
 
-from dist_transformer.reporting.html.markup import Html, element, join
+import numpy as np
 
-# Units of the SVG: about CSS pixels on a phone, and a fifth larger on a wide screen.
-_WIDTH, _HEIGHT = 480, 250
-_LEFT, _TOP, _BOTTOM = 54, 10, 38
-_RIGHT, _RIGHT_WITH_AXIS = 14, 46
+from dist_transformer.reporting.html.run import Run
+from dist_transformer.reporting.html.summary import best_validation
+from dist_transformer.reporting.html.values import number, superscript
+
 # Points per line: two units per point are as fine as a screen can show.
 _LONGEST_LINE, _THINNED = 400, 200
 _MOST_DOTS = 40
 # If a spike is this many times the 98th percentile, the axis ends at twice that percentile. Otherwise the rest would be
 # a flat line.
 _SPIKE = 5
+# Least logged intervals in the second half of the run for a separate picture of it.
+_ENOUGH_FOR_A_CLOSE_LOOK = 10
+
+# Title, unit and name of measures of validation, and of measures of training.
+_SCORES = (
+    ("Validation BLEU", "0 to 100", "bleu"),
+    ("Validation chrF", "0 to 100", "chrf"),
+    ("Validation TER", "edits per 100 words, lower is better", "ter"),
+    ("Validation command", "its score", "command"),
+)
+_SPIKY = (
+    ("Gradient norm", "L2, before clipping", "gradient_norm"),
+    ("Throughput", "target tokens/s", "target_tokens_per_second"),
+)
 
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Series:
     """A measure over steps; None where it was not finite."""
 
@@ -29,39 +45,154 @@ class Series:
     points: Sequence[tuple[int, float | None]]
     style: str
     """Class of the style sheet: `first`, `second` or `third`."""
-    is_smooth: bool = False
-    """Whether a long series is drawn from some of its points, without medians and ranges."""
+
+    @cached_property
+    def known(self) -> list[Point]:
+        return [(x, y) for x, y in self.points if y is not None]
+
+    @cached_property
+    def parts(self) -> list[tuple[float, float, float, float]]:
+        """Middle step, lowest, median and highest value of each part of a long series; empty for others."""
+        return thin(self.known) if len(self.known) > _LONGEST_LINE else []
+
+    @property
+    def dots(self) -> list[Point]:
+        return self.known if len(self.known) <= _MOST_DOTS else []
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A picture of one or more series with the same steps and the same unit."""
+    """A picture of series with the same steps and the same unit."""
+
+    # Ends of the axes, in units of the SVG: about CSS pixels on a phone, and a fifth larger on a wide screen.
+    left: ClassVar[int] = 54
+    top: ClassVar[int] = 10
+    bottom: ClassVar[int] = 212
 
     title: str
     unit: str
     series: Sequence[Series]
-    steps: tuple[int, int]
-    """First and last step of the axis."""
-    from_zero: bool = False
+    """Series of which at least one has a value."""
+    last: int
+    """Last step of the axis."""
+    first: int = 0
+    from_zero: bool = True
     is_spiky: bool = False
     """Whether a few values may be far above the rest; the axis may leave them out, with a note."""
-    right_axis: tuple[str, Callable[[float], float]] | None = None
-    """Label of a second axis, and the function from the first axis to the second."""
+    has_perplexity: bool = False
+    """Whether a second axis has the exponential of the values."""
     marked: tuple[int, float, str] | None = None
     """Step and value of a point with a ring, and its label."""
 
+    @property
+    def right(self) -> int:
+        return 434 if self.has_perplexity else 466
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scale:
-    """Map from values to coordinates of the SVG."""
+    @cached_property
+    def _range(self) -> tuple[float, float, str]:
+        """Lowest and highest value of the axis, and a note if values lie beyond it."""
+        values = sorted(y for series in self.series for _, y in series.known)
+        low, high, usual, cut = values[0], values[-1], values[int(0.98 * (len(values) - 1))], ""
+        if self.is_spiky and len(values) >= 20 and high > _SPIKE * usual > 0:
+            cut = f"{sum(value > 2 * usual for value in values):,} above the picture, the highest {high:,.4g}"
+            # With the padding below, this is twice the 98th percentile.
+            high = 2 * usual / 1.06
+        low = min(low, 0.0) if self.from_zero else low
+        padding = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+        return low if self.from_zero and low == 0.0 else low - padding, high + padding, cut
 
-    low: float
-    high: float
-    start: float
-    end: float
+    @property
+    def notes(self) -> list[str]:
+        ring = f"ring: {self.marked[2]}" if self.marked else ""
+        longest = max((len(series.known) for series in self.series if series.parts), default=0)
+        thinned = f"{longest:,} points: lines are medians of {_THINNED} stretches, bands their ranges"
+        return [note for note in (ring, thinned if longest else "", self._range[2]) if note]
 
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+    def x(self, step: float) -> str:
+        return f"{self.left + (step - self.first) / max(self.last - self.first, 1) * (self.right - self.left):.1f}"
+
+    def y(self, value: float) -> str:
+        low, high, _ = self._range
+        # Values beyond the axis end a little above it.
+        return f"{max(self.bottom - (value - low) / (high - low) * (self.bottom - self.top), self.top - 4):.1f}"
+
+    def line(self, series: Series) -> str:
+        """Return the path of points or medians: a missing value is a gap, and a point between two gaps is a dot."""
+        points = [(x, median) for x, _, median, _ in series.parts] or series.points
+        steps = pairwise([(0, None), *points])
+        places = ((before, f"{self.x(x)},{self.y(y)}") for (_, before), (x, y) in steps if y is not None)
+        return "".join(f"M{place}h0" if before is None else f"L{place}" for before, place in places)
+
+    def band(self, series: Series) -> str:
+        """Return the outline of the ranges of a long series."""
+        outline = [(x, high) for x, _, _, high in series.parts] + [(x, low) for x, low, _, _ in reversed(series.parts)]
+        return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in outline)
+
+    @property
+    def value_ticks(self) -> list[tuple[float, str]]:
+        values = ticks(*self._range[:2])
+        return [(value, tick_text(value, values[-1])) for value in values]
+
+    @property
+    def step_ticks(self) -> list[tuple[float, str]]:
+        last = max(self.last, self.first + 1)
+        return [(step, tick_text(step, last)) for step in ticks(self.first, last, most=7) if step == int(step)]
+
+    def perplexity(self, nll: float) -> str:
+        perplexity = math.exp(min(nll, 700.0))
+        return tick_text(perplexity, perplexity, digits=3)
+
+
+def charts(run: Run) -> list[Chart]:
+    """List the charts for which there are records."""
+    half = run.step // 2
+    has_close_look = sum(record["step"] >= half for record in run.train) >= _ENOUGH_FOR_A_CLOSE_LOOK
+    # A rate is a smooth curve, whose points say more than medians.
+    some = run.train[:: len(run.train) // _LONGEST_LINE + 1]
+    found = [
+        _loss(run, "Loss", 0),
+        *[_loss(run, "Loss, second half", half)] * has_close_look,
+        *(
+            _chart(run, title, unit, ("validation", run.valid, name, "second"), from_zero=name != "command")
+            for title, unit, name in _SCORES
+        ),
+        _chart(run, "Learning rate", "of Adam", ("training", some, "learning_rate", "first")),
+        *(
+            _chart(run, title, unit, ("training", run.train, name, "first"), is_spiky=True)
+            for title, unit, name in _SPIKY
+        ),
+    ]
+    return [chart for chart in found if chart.series]
+
+
+def saving(run: Run) -> Chart:
+    return _chart(run, "Saving", "seconds per save", ("save", run.checkpoints, "seconds", "first"))
+
+
+def _loss(run: Run, title: str, first: int) -> Chart:
+    """Make the chart of training and validation nll from step `first` on, with the best validation marked."""
+    train, valid = ([r for r in records if r["step"] >= first] for records in (run.train, run.valid))
+    series = (
+        ("training loss (label-smoothed)", train, "loss", "third"),
+        ("training nll", train, "nll", "first"),
+        ("validation nll", valid, "nll", "second"),
+    )
+    best, marked = best_validation(run), None
+    if best in valid and (nll := number(best, "nll")) is not None:
+        marked = (best["step"], nll, f"best validation, nll {nll:.3f} at step {best['step']:,}")
+    options = {"first": first, "from_zero": False, "has_perplexity": True, "marked": marked}
+    return _chart(run, title, "nats per target token", *series, **options)
+
+
+def _chart(
+    run: Run, title: str, unit: str, *series: tuple[str, list[dict[str, Any]], str, str], **options: Any
+) -> Chart:
+    """Make a chart of series, given as label, records, name and style; those without a value are left out."""
+    made = [
+        Series(label=label, points=[(record["step"], number(record, name)) for record in records], style=style)
+        for label, records, name, style in series
+    ]
+    return Chart(title=title, unit=unit, series=[each for each in made if each.known], last=run.step, **options)
 
 
 def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
@@ -81,198 +212,14 @@ def tick_text(value: float, highest: float, *, digits: int = 4) -> str:
         return "0"
     if not 1e-3 <= highest < 1e9:
         exponent = math.floor(math.log10(highest) + 1e-9)
-        return f"{value / 10.0**exponent:.{digits}g}·10{_superscript(exponent)}"
+        return f"{value / 10.0**exponent:.{digits}g}·10{superscript(exponent)}"
     for unit, factor in (("M", 1e6), ("k", 1e3)):
         if highest >= 10 * factor:
             return f"{value / factor:.{digits}g}{unit}"
     return f"{value:,.0f}" if highest >= 100 else f"{value:.{digits}g}"
 
 
-def scientific(value: float, *, digits: int = 3) -> str:
-    """Format a number as `2.45·10¹⁴`, without trailing zeros."""
-    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    return f"{mantissa}·10{_superscript(int(exponent))}"
-
-
-def _superscript(number: int) -> str:
-    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
 def thin(points: Sequence[Point], parts: int = _THINNED) -> list[tuple[float, float, float, float]]:
     """Split points, in order of x, into `parts` runs of similar size: (middle x, lowest, median, highest) of each."""
-    thinned = []
-    for part in range(parts):
-        run = points[part * len(points) // parts : (part + 1) * len(points) // parts]
-        if run:
-            values = [y for _, y in run]
-            thinned.append((statistics.median(x for x, _ in run), min(values), statistics.median(values), max(values)))
-    return thinned
-
-
-def pick(points: Sequence[Point], most: int = _LONGEST_LINE) -> list[Point]:
-    """Pick at most `most` points evenly, including the first, the last and the highest."""
-    if len(points) <= most:
-        return list(points)
-    kept = {round(place * (len(points) - 1) / (most - 2)) for place in range(most - 1)}
-    highest = max(range(len(points)), key=lambda index: points[index][1])
-    return [points[index] for index in sorted(kept | {highest})]
-
-
-def draw(chart: Chart) -> Html | None:
-    """Draw the chart as a `<figure>`; None if it has no point."""
-    known = [(x, y) for series in chart.series for x, y in series.points if y is not None]
-    if not known:
-        return None
-    low, high, cut = _value_range(chart, [y for _, y in known])
-    right = _RIGHT_WITH_AXIS if chart.right_axis else _RIGHT
-    first, last = chart.steps
-    x_scale = _Scale(low=first, high=max(last, first + 1), start=_LEFT, end=_WIDTH - right)
-    y_scale = _Scale(low=low, high=high, start=_HEIGHT - _BOTTOM, end=_TOP)
-    drawn = [series for series in chart.series if any(y is not None for _, y in series.points)]
-    ring = f"ring: {chart.marked[2]}" if chart.marked else None
-    notes = [note for note in (ring, _thinning_note(drawn), cut) if note]
-    picture = element(
-        "svg",
-        element("title", f"{chart.title}, {chart.unit}, over steps {first:,} to {last:,}"),
-        _axes(chart, x_scale, y_scale),
-        _curves(drawn, x_scale, y_scale),
-        _mark(chart, x_scale, y_scale),
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        role="img",
-    )
-    return element(
-        "figure",
-        element("figcaption", element("b", chart.title), element("span", chart.unit, class_="unit"), _legend(drawn)),
-        picture,
-        element("p", "; ".join(notes), class_="note") if notes else "",
-        class_="chart",
-    )
-
-
-def _value_range(chart: Chart, values: list[float]) -> tuple[float, float, str | None]:
-    """Return the lowest and highest value of the axis, and a note if values lie beyond it."""
-    low, high = min(values), max(values)
-    cut = None
-    usual = sorted(values)[int(0.98 * (len(values) - 1))]
-    if chart.is_spiky and len(values) >= 20 and high > _SPIKE * usual > 0:
-        cut = f"{sum(value > 2 * usual for value in values):,} above the picture, the highest {high:,.4g}"
-        # With the padding below, this is twice the 98th percentile.
-        high = 2 * usual / 1.06
-    low = min(low, 0.0) if chart.from_zero else low
-    padding = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    at_zero = chart.from_zero and low == 0.0
-    return (0.0 if at_zero else low - padding), high + padding, cut
-
-
-def _thinning_note(drawn: Sequence[Series]) -> str | None:
-    longest = max((len(series.points) for series in drawn if not series.is_smooth), default=0)
-    if longest <= _LONGEST_LINE:
-        return None
-    return f"{longest:,} points: lines are medians of {_THINNED} stretches, bands their ranges"
-
-
-def _legend(drawn: Sequence[Series]) -> Html:
-    if len(drawn) < 2:
-        return Html()
-    keys = [element("span", element("i", class_=f"swatch {series.style}"), series.label) for series in drawn]
-    return element("span", *keys, class_="legend")
-
-
-def _place(value: float) -> str:
-    """Format a coordinate to a tenth of a unit."""
-    return f"{value:.1f}"
-
-
-def _axes(chart: Chart, x_scale: _Scale, y_scale: _Scale) -> Html:
-    left, right, bottom = x_scale.start, x_scale.end, y_scale.start
-    parts = []
-    values = ticks(y_scale.low, y_scale.high)
-    for value in values:
-        y = _place(y_scale(value))
-        parts.append(element("line", x1=_place(left), x2=_place(right), y1=y, y2=y, class_="grid"))
-        parts.append(element("text", tick_text(value, values[-1]), x=_place(left - 7), y=y, dy="0.32em", class_="left"))
-        if chart.right_axis:
-            other = chart.right_axis[1](value)
-            other_text = tick_text(other, other, digits=3)
-            parts.append(element("text", other_text, x=_place(right + 9), y=y, dy="0.32em", class_="right"))
-    for value in ticks(x_scale.low, x_scale.high, most=7):
-        if value == int(value):
-            x = _place(x_scale(value))
-            parts.append(
-                element("line", x1=x, x2=x, y1=_place(bottom), y2=_place(bottom + 4), class_="axis"),
-            )
-            parts.append(element("text", tick_text(value, x_scale.high), x=x, y=_place(bottom + 17), class_="below"))
-    parts.append(
-        element("line", x1=_place(left), x2=_place(right), y1=_place(bottom), y2=_place(bottom), class_="axis")
-    )
-    parts.append(element("text", "step", x=_place((left + right) / 2), y=_place(_HEIGHT - 4), class_="below name"))
-    if chart.right_axis:
-        parts.append(element("text", chart.right_axis[0], x=_WIDTH - 2, y=_place(_HEIGHT - 4), class_="left name"))
-    return join(*parts)
-
-
-def _curves(drawn: Sequence[Series], x_scale: _Scale, y_scale: _Scale) -> Html:
-    """Draw the curves in an inner `<svg>`, which clips them at the axes."""
-    shapes = [shape for series in drawn for shape in _curve(series, x_scale, y_scale)]
-    # Room for the dots on the border.
-    x, y = x_scale.start - 4, y_scale.end - 4
-    width, height = x_scale.end - x + 4, y_scale.start - y + 4
-    return element(
-        "svg",
-        *shapes,
-        x=_place(x),
-        y=_place(y),
-        width=_place(width),
-        height=_place(height),
-        viewBox=f"{_place(x)} {_place(y)} {_place(width)} {_place(height)}",
-    )
-
-
-def _curve(series: Series, x_scale: _Scale, y_scale: _Scale) -> list[Html]:
-    style = series.style
-    known: list[Point] = [(x, y) for x, y in series.points if y is not None]
-    if len(known) > _LONGEST_LINE and series.is_smooth:
-        return [element("polyline", points=_points(pick(known), x_scale, y_scale), class_=f"line {style}")]
-    if len(known) > _LONGEST_LINE:
-        runs = thin(known)
-        outline = [(x, high) for x, _, _, high in runs] + [(x, low) for x, low, _, _ in reversed(runs)]
-        band = element("polygon", points=_points(outline, x_scale, y_scale), class_=f"band {style}")
-        line = [(x, median) for x, _, median, _ in runs]
-        return [band, element("polyline", points=_points(line, x_scale, y_scale), class_=f"line {style}")]
-    stretches = _stretches(series.points)
-    shapes = [
-        element("polyline", points=_points(stretch, x_scale, y_scale), class_=f"line {style}")
-        for stretch in stretches
-        if len(stretch) > 1
-    ]
-    # A point between two gaps has no line.
-    alone = [stretch[0] for stretch in stretches if len(stretch) == 1]
-    for x, y in known if len(known) <= _MOST_DOTS else alone:
-        named = element("title", f"{series.label}: {y:.5g} at step {x:,.0f}")
-        dot = element("circle", named, cx=_place(x_scale(x)), cy=_place(y_scale(y)), r=2.4, class_=f"dot {style}")
-        shapes.append(dot)
-    return shapes
-
-
-def _stretches(points: Sequence[tuple[int, float | None]]) -> list[list[Point]]:
-    """Split points at missing values."""
-    stretches: list[list[Point]] = [[]]
-    for x, y in points:
-        if y is None:
-            stretches.append([])
-        else:
-            stretches[-1].append((x, y))
-    return stretches
-
-
-def _points(points: Sequence[Point], x_scale: _Scale, y_scale: _Scale) -> str:
-    return " ".join(f"{_place(x_scale(x))},{_place(y_scale(y))}" for x, y in points)
-
-
-def _mark(chart: Chart, x_scale: _Scale, y_scale: _Scale) -> Html:
-    if chart.marked is None:
-        return Html()
-    step, value, label = chart.marked
-    named = element("title", label)
-    return element("circle", named, cx=_place(x_scale(step)), cy=_place(y_scale(value)), r=5, class_="ring")
+    runs = np.array_split(np.array(points), parts)
+    return [(np.median(x), y.min(), np.median(y), y.max()) for x, y in (run.T for run in runs)]

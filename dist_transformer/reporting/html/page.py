@@ -5,15 +5,14 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
-from dist_transformer.reporting.html.document import document, minute, section
-from dist_transformer.reporting.html.markup import Html, element, join
-from dist_transformer.reporting.html.overview import checkpoints, curves, headline, key_figures
+from dist_transformer.reporting.html.curves import charts, saving
+from dist_transformer.reporting.html.rendering import fill
 from dist_transformer.reporting.html.run import Run, load_run
-from dist_transformer.reporting.html.tables import environment, scores, settings
-from dist_transformer.reporting.html.texts import attention, samples
-from dist_transformer.version import __version__
+from dist_transformer.reporting.html.summary import described, headline_bleu, judge, key_figures, saved
+from dist_transformer.reporting.html.tables import settings_groups, starts
 
 REPORT_FILE = "report.html"
+_TEMPLATE = Path(__file__).parent / "templates" / "report.html.j2"
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
@@ -39,29 +38,26 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 
 def render(run: Run, *, made: datetime) -> str:
     """Render the page; `made` is the time in its footer."""
-    return document(
-        f"{run.name}: training report",
-        headline(run),
-        section("Key figures", key_figures(run)),
-        section("Curves", curves(run)),
-        section("Sample translations", samples(run)),
-        section("Cross-attention", attention(run)),
-        section("Scores", scores(run)),
-        section("Settings", settings(run)),
-        section("Environment", environment(run)),
-        section("Checkpoints", checkpoints(run)),
-        _footer(run, made),
+    from dist_transformer.reporting.figures import attention_picture
+
+    return fill(
+        _TEMPLATE,
+        title=f"{run.name}: training report",
+        run=run,
+        made=made,
+        described=described(run),
+        status=judge(run),
+        bleu=headline_bleu(run),
+        figures=key_figures(run),
+        charts=charts(run),
+        maps=[
+            (run.languages(sheet), sample, attention_picture(sample))
+            for sheet in run.newest_sheets
+            for sample in sheet.samples
+            if sample.attention_LTS
+        ],
+        settings=list(settings_groups(run.settings)),
+        starts=starts(run.environments),
+        saved=saved(run),
+        saving=saving(run),
     )
-
-
-def _footer(run: Run, made: datetime) -> Html:
-    written = f", metrics.jsonl last written {minute(run.metrics_written)}" if run.metrics_written else ""
-    damaged = ""
-    if run.damaged_lines:
-        lines = ", ".join(f"{line:,}" for line in run.damaged_lines[:10])
-        more = " and more" if len(run.damaged_lines) > 10 else ""
-        damaged = (
-            f" metrics.jsonl has {len(run.damaged_lines):,} damaged line(s), left out here: {lines}{more}. "
-            "A killed run can leave one at its end."
-        )
-    return element("footer", join(f"Made {minute(made)} by dist_transformer {__version__}{written}.", damaged))

@@ -1,10 +1,15 @@
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import lxml.html
 import pytest
 
-from dist_transformer.reporting.html.curves import Chart, Series, draw, pick, scientific, thin, tick_text, ticks
+from dist_transformer.reporting.html.curves import Chart, Series, charts, thin, tick_text, ticks
+from dist_transformer.reporting.html.rendering import fill
+from dist_transformer.reporting.html.run import Run
+from dist_transformer.reporting.html.values import scientific
 
 
 @pytest.mark.parametrize(
@@ -60,37 +65,34 @@ def test_thin_gives_the_median_and_range_of_each_stretch() -> None:
     assert len(thin([(float(x), 0.0) for x in range(1001)], parts=200)) == 200
 
 
-def test_pick_keeps_the_ends_and_the_peak() -> None:
-    points = [(float(x), 1.0 if x == 4321 else 0.0) for x in range(40_000)]
-    picked = pick(points, most=400)
-    assert len(picked) <= 400
-    assert picked[0] == points[0]
-    assert picked[-1] == points[-1]
-    assert (4321.0, 1.0) in picked
-    assert pick(points[:400], most=400) == points[:400]
+@pytest.fixture
+def figure(tmp_path: Path) -> Any:
+    """Draws a chart by the template of the pages."""
+    template = tmp_path / "chart.j2"
+    template.write_text('{% from "parts.html.j2" import curves %}{{ curves(chart) }}')
+
+    def drawn(*series: Series, last: int = 100, **options: Any) -> lxml.html.HtmlElement:
+        chart = Chart(title="T", unit="u", series=series, last=last, **{"from_zero": False, **options})
+        return lxml.html.fragment_fromstring(fill(template, chart=chart).strip())
+
+    return drawn
 
 
-def figure(*series: Series, **options: Any) -> lxml.html.HtmlElement:
-    steps = options.pop("steps", (0, 100))
-    drawn = draw(Chart(title="T", unit="u", series=series, steps=steps, **options))
-    assert drawn is not None
-    return lxml.html.fragment_fromstring(drawn)
+def series(points: list[tuple[int, float | None]], label: str = "s") -> Series:
+    return Series(label=label, points=points, style="first")
 
 
-def series(points: list[tuple[int, float | None]], **options: Any) -> Series:
-    return Series(label="s", points=points, style="first", **options)
+def lines(chart: lxml.html.HtmlElement) -> list[list[tuple[float, float]]]:
+    """Coordinates of the points that are joined, for each stretch without gaps."""
+    stretches = [part for path in chart.xpath(".//path[@class='line']/@d") for part in path.split("M")[1:]]
+    return [[(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", part)] for part in stretches]
 
 
-def coordinates(shape: lxml.html.HtmlElement) -> list[tuple[float, float]]:
-    return [tuple(map(float, pair.split(","))) for pair in shape.get("points").split()]  # type: ignore[misc]
-
-
-def test_a_line_is_where_its_axes_say() -> None:
+def test_a_line_is_where_its_axes_say(figure: Any) -> None:
     chart = figure(series([(0, 0.0), (50, 5.0), (100, 10.0)]), from_zero=True)
-    (line,) = chart.xpath(".//polyline")
+    ((start, middle, end),) = lines(chart)
     labels = {label.text: label for label in chart.xpath(".//text")}
     assert {"0", "2", "4", "6", "8", "10", "20", "40", "60", "80", "100", "step"} == set(labels)
-    start, middle, end = coordinates(line)
     assert end[1] == pytest.approx(float(labels["10"].get("y")), abs=0.11)
     assert end[0] == pytest.approx(float(labels["100"].get("x")), abs=0.11)
     assert middle == pytest.approx(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), abs=0.11)
@@ -102,63 +104,63 @@ def test_a_line_is_where_its_axes_say() -> None:
     ]
 
 
-def test_a_missing_value_is_a_gap() -> None:
+def test_a_missing_value_is_a_gap(figure: Any) -> None:
     chart = figure(series([(0, 1.0), (10, 2.0), (20, None), (30, 3.0), (40, None), (50, 4.0), (60, 5.0)]))
-    assert [len(coordinates(line)) for line in chart.xpath(".//polyline")] == [2, 2]
+    # Each begins with a line of no length, which shows a point between two gaps.
+    assert [len(line) for line in lines(chart)] == [2, 1, 2]
+    assert chart.xpath(".//path[@class='line']/@d")[0].count("h0") == 3
     assert len(chart.xpath(".//circle")) == 5
-    # Among many points, those between two gaps are seen too.
-    points = [(x, None if x in (50, 52) else 1.0) for x in range(100)]
-    assert [dot.findtext("title") for dot in figure(series(points)).xpath(".//circle")] == ["s: 1 at step 51"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 40, 400, 401, 50_000])
-def test_any_number_of_points(count: int) -> None:
+def test_any_number_of_points(figure: Any, count: int) -> None:
     points: list[tuple[int, float | None]] = [(step, math.sin(step / count)) for step in range(1, count + 1)]
-    chart = figure(series(points), steps=(0, count))
-    drawn = sum(len(coordinates(line)) for line in chart.xpath(".//polyline"))
-    assert drawn == (0 if count == 1 else count if count <= 400 else 200)
+    chart = figure(series(points), last=count)
+    assert [len(line) for line in lines(chart)] == [count if count <= 400 else 200]
     assert len(chart.xpath(".//circle")) == (count if count <= 40 else 0)
-    assert len(chart.xpath(".//polygon")) == (count > 400)
+    assert (chart.xpath(".//polygon/@points")[0] != "") == (count > 400)
     notes = [note.text for note in chart.xpath("./p")]
     assert notes == ([f"{count:,} points: lines are medians of 200 stretches, bands their ranges"] * (count > 400))
     assert len(lxml.html.tostring(chart)) < 40_000
 
 
-def test_a_smooth_series_has_no_band() -> None:
-    points: list[tuple[int, float | None]] = [(step, 1 / step) for step in range(1, 5001)]
-    chart = figure(series(points, is_smooth=True), steps=(0, 5000))
-    assert not chart.xpath(".//polygon")
-    assert not chart.xpath("./p")
-    assert len(coordinates(chart.xpath(".//polyline")[0])) <= 400
+def test_a_long_curve_of_learning_rates_has_points_and_no_band() -> None:
+    records = [{"step": step, "learning_rate": 1 / step} for step in range(1, 5001)]
+    (chart,) = charts(Run(name="r", train=records))
+    (rates,) = chart.series
+    assert rates.parts == chart.notes == []
+    assert 300 < len(rates.known) <= 400
+    assert rates.known[0] == (1, 1.0)
 
 
-def test_spikes_do_not_flatten_the_rest() -> None:
+def test_spikes_do_not_flatten_the_rest(figure: Any) -> None:
     points: list[tuple[int, float | None]] = [(step, 1.0) for step in range(100)]
     points[50] = (50, 1000.0)
     chart = figure(series(points), from_zero=True, is_spiky=True)
     assert [note.text for note in chart.xpath("./p")] == ["1 above the picture, the highest 1,000"]
     assert {"0", "0.5", "1", "1.5", "2"} <= {label.text for label in chart.xpath(".//text")}
-    plain = figure(series(points), from_zero=True)
+    # The line ends above the axis.
+    assert min(y for line in lines(chart) for _, y in line) == 6.0
+    plain = figure(series(points))
     assert not plain.xpath("./p")
     assert "1,000" in {label.text for label in plain.xpath(".//text")}
 
 
-def test_the_right_axis_says_the_same_otherwise() -> None:
-    chart = figure(series([(0, 0.0), (100, 9.0)]), right_axis=("perplexity", math.exp))
+def test_the_right_axis_says_the_same_otherwise(figure: Any) -> None:
+    chart = figure(series([(0, 0.0), (100, 9.0)]), has_perplexity=True)
     labels = {float(label.get("y")): label.text for label in chart.xpath(".//text[@class='left']")}
-    right = {float(label.get("y")): label.text for label in chart.xpath(".//text[@class='right']")}
+    right = {float(label.get("y")): label.text for label in chart.xpath(".//text[not(@class)]")}
     assert {labels[y]: right[y] for y in right} == {"0": "1", "2": "7.39", "4": "54.6", "6": "403", "8": "2,981"}
 
 
-def test_a_legend_only_for_several_series() -> None:
-    two = [Series(label=name, points=[(0, 1.0)], style="first") for name in ("a", "b")]
-    empty = Series(label="c", points=[(0, None)], style="third")
-    keys = figure(*two, empty).xpath(".//figcaption/span[@class='legend']/span")
+def test_a_legend_only_for_several_series(figure: Any) -> None:
+    two = [series([(0, 1.0)], label) for label in ("a", "b")]
+    keys = figure(*two).xpath(".//figcaption/span[@class='legend']/span")
     assert [key.text_content() for key in keys] == ["a", "b"]
-    assert not figure(two[0], empty).xpath(".//span[@class='legend']")
+    assert not figure(two[0]).xpath(".//span[@class='legend']")
 
 
-def test_a_marked_point_has_a_ring() -> None:
+def test_a_marked_point_has_a_ring(figure: Any) -> None:
     chart = figure(series([(0, 1.0), (50, 3.0), (100, 2.0)]), marked=(50, 3.0, "the top"))
     (ring,) = chart.xpath(".//circle[@class='ring']")
     (dot,) = [dot for dot in chart.xpath(".//circle") if dot.findtext("title") == "s: 3 at step 50"]
@@ -166,5 +168,8 @@ def test_a_marked_point_has_a_ring() -> None:
     assert [note.text for note in chart.xpath("./p")] == ["ring: the top"]
 
 
-def test_nothing_to_draw() -> None:
-    assert draw(Chart(title="T", unit="u", series=[series([(0, None)])], steps=(0, 1))) is None
+def test_series_and_charts_without_a_value_are_left_out() -> None:
+    run = Run(name="r", train=[{"step": 1, "nll": 2.0, "loss": None, "gradient_norm": None}])
+    assert [(chart.title, [each.label for each in chart.series]) for chart in charts(run)] == [
+        ("Loss", ["training nll"])
+    ]

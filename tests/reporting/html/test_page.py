@@ -14,9 +14,9 @@ import pytest
 
 from dist_transformer.base import files
 from dist_transformer.base.errors import UserError
-from dist_transformer.reporting.html.overview import duration
 from dist_transformer.reporting.html.page import write_report
-from dist_transformer.reporting.html.texts import spread_out
+from dist_transformer.reporting.html.run import spread_out
+from dist_transformer.reporting.html.summary import duration
 from tests.conftest import run_command
 from tests.reporting.html.conftest import RECORDS, SIGNATURE, sample, train, write_run, write_samples, write_scores
 
@@ -39,7 +39,7 @@ def rows(table: Document) -> list[list[str]]:
 
 def figures(document: Document) -> dict[str, list[str]]:
     cells = section(document, "Key figures").xpath(".//dl/div")
-    return {cell.findtext("dt"): [words(value) for value in cell.xpath("./dd")] for cell in cells}
+    return {cell.findtext("dt"): [words(value) for value in cell.xpath("./dd[text()]")] for cell in cells}
 
 
 def test_sections_and_their_order(run_dir: Path, read_page: ReadPage) -> None:
@@ -97,7 +97,8 @@ def test_key_figures(run_dir: Path, read_page: ReadPage) -> None:
 def test_key_figures_of_a_run_that_began(tmp_path: Path, read_page: ReadPage) -> None:
     found = figures(read_page(write_run(tmp_path, [train(20, nll=4.5, target_tokens_per_second=1000.0)])))
     assert found["Target tokens/s"] == ["1,000", "of 1 interval"]
-    assert found["Training time"][0] == found["Fill"][0] == found["Ranks"][0] == "not recorded"
+    # What is not known has no cell.
+    assert not {"Training time", "Fill", "Ranks"} & found.keys()
     assert found["Best validation"] == ["none", "no validation is recorded"]
 
 
@@ -130,7 +131,7 @@ def test_curves(run_dir: Path, read_page: ReadPage) -> None:
         "training nll",
         "validation nll",
     ]
-    points = [title.text for title in loss.xpath(".//circle[@class!='ring']/title")]
+    points = [title.text for title in loss.xpath(".//circle[@class='dot']/title")]
     assert points[:4] == [
         f"training loss (label-smoothed): {y:g} at step {x}" for x, y in ((20, 5.0), (40, 4.0), (60, 3.0), (80, 2.5))
     ]
@@ -188,7 +189,7 @@ def test_sample_translations(run_dir: Path, read_page: ReadPage) -> None:
     assert words(found.xpath("./p")[0]) == (
         f"Step 80: 2 of 500 validation sentences, which score 21.2 BLEU. {SIGNATURE}"
     )
-    assert [words(p) for p in found.xpath("./p")[1:]] == ["Source: the dog sleeps", "Reference: der Hund schläft"]
+    assert [words(p) for p in found.xpath("./details/p")] == ["Source: the dog sleeps", "Reference: der Hund schläft"]
     assert rows(first) == [
         ["Step", "BLEU", "Hypothesis"],
         ["40", "10.0", "der der"],
@@ -203,6 +204,16 @@ def test_the_first_sentence_over_many_sheets(tmp_path: Path, read_page: ReadPage
     table = rows(section(read_page(run), "Sample translations").xpath(".//table")[1])
     assert [row[0] for row in table[1:]] == ["1", "12", "23", "34", "45", "56", "67", "78", "89", "100"]
     assert table[-1] == ["100", "1.0", "hypothesis 100"]
+
+
+def test_the_newest_samples_are_shown_and_the_others_are_folded(tmp_path: Path, read_page: ReadPage) -> None:
+    run = write_run(tmp_path, RECORDS)
+    write_samples(run, 80, 1.0, *(sample(f"source {number}", "b", "c", with_map=number < 3) for number in range(8)))
+    document = read_page(run)
+    found = section(document, "Sample translations")
+    assert [len(found.xpath(path)) for path in ("./table//td", "./details/table//td")] == [3 * 4, 3 * 4]
+    assert [words(title) for title in document.xpath("//section/details/summary")] == ["4 more", "2 more"]
+    assert section(document, "Cross-attention").xpath("./details//img/@alt")[0] == "Cross-attention for: source 1"
 
 
 def test_spread_out() -> None:
@@ -228,23 +239,27 @@ def test_attention_maps_are_images_within_the_page(run_dir: Path, read_page: Rea
 
 
 def test_scores(run_dir: Path, read_page: ReadPage) -> None:
-    write_scores(run_dir / "model" / "other.json", 30.0)
+    write_scores(run_dir / "model" / "other.json", 30.0, chrf_pp=58.125)
+    os.utime(run_dir / "bleu.json", (1, 1))
     found = section(read_page(run_dir), "Scores")
-    assert sorted(heading.text for heading in found.xpath("./h3")) == ["bleu.json", "model/other.json"]
-    place = [heading.text for heading in found.xpath("./h3")].index("bleu.json")
-    assert rows(found.xpath("./h3/following-sibling::table[1]")[place]) == [
+    files = {file.findtext("summary"): file for file in found.xpath("./details")}
+    assert files.keys() == {"bleu.json", "model/other.json"}
+    # The newest is open.
+    assert [file.findtext("summary") for file in found.xpath("./details[@open]")] == ["model/other.json"]
+    assert rows(files["bleu.json"].find("table")) == [
         ["Metric", "Score", "Signature"],
         ["BLEU", "23.46", SIGNATURE],
         ["chrF", "61.50", "nrefs:1|case:mixed|nc:6"],
         ["TER (lower is better)", "44.25", "nrefs:1|case:lc|tok:tercom"],
     ]
-    assert words(found.xpath("./p")[place]) == (
+    assert ["chrF++", "58.12", ""] in rows(files["model/other.json"].find("table"))
+    assert words(files["bleu.json"].find("p")) == (
         "1,000 sentences, 2 of them split, decoded in 12.3 s, on 2 rank(s), hypotheses in …/bleu.hypotheses.txt"
     )
 
 
 def test_several_evaluations_are_rows_of_one_table(run_dir: Path, read_page: ReadPage) -> None:
-    assert len(section(read_page(run_dir), "Scores").xpath("./table")) == 1
+    assert len(section(read_page(run_dir), "Scores").xpath(".//table")) == 1
     write_scores(run_dir / "best.json", 30.0, model="/home/someone/runs/1/best five", steps=[60, 20, 40])
     os.utime(run_dir / "bleu.json", (1, 1))
     document = read_page(run_dir)
@@ -253,17 +268,20 @@ def test_several_evaluations_are_rows_of_one_table(run_dir: Path, read_page: Rea
     assert rows(found.xpath("./table")[0]) == [
         ["Model", "File", "Sentences", "BLEU", "chrF", "TER (lower is better)", "Signature of BLEU"],
         [name, "best.json", "1,000", "30.00", "61.50", "44.25", SIGNATURE],
-        ["not recorded", "bleu.json", "1,000", "23.46", "61.50", "44.25", SIGNATURE],
+        ["", "bleu.json", "1,000", "23.46", "61.50", "44.25", SIGNATURE],
     ]
-    assert words(found.xpath("./p")[0]).startswith(f"model: {name}, 1,000 sentences, ")
+    assert words(found.xpath("./details/p")[0]).startswith(f"model: {name}, 1,000 sentences, ")
     assert f"best.json: {name}, 1,000 sentences" in words(document.xpath("//header/div[@class='bleu']")[0])
 
 
 def test_settings_are_grouped_and_changes_marked(run_dir: Path, read_page: ReadPage) -> None:
     found = section(read_page(run_dir), "Settings")
     groups = {group.findtext("h3"): dict(rows(group)) for group in found.xpath(".//div[@class='group']")}
+    # Settings that have their default are folded.
+    assert {"seed", "dropout", "beta1"} <= {row.findtext("th").strip() for row in found.xpath(".//details//tr")}
+    assert not found.xpath(".//details//tr[@class='changed']")
     assert list(groups) == ["run", "model", "batch", "optimizer", "deepspeed.zero_optimization"]
-    changed = {row.findtext("th") for row in found.xpath(".//tr[@class='changed']")}
+    changed = {row.findtext("th").strip() for row in found.xpath(".//tr[@class='changed']")}
     assert {"max_steps", "width", "packs_per_step", "schedule"} <= changed
     assert not {"data", "run_dir", "vocab_size", "seed", "dropout", "beta1", "data_sha256", "stage"} & changed
     assert groups["run"]["max_steps"] == "80default 100,000"
@@ -329,14 +347,14 @@ def test_what_is_missing_is_said(tmp_path: Path, read_page: ReadPage) -> None:
         "Checkpoints": "No checkpoint is recorded.",
     }
     for title, sentence in sentences.items():
-        assert words(section(document, title)) == f"{title} {sentence}".replace(f"{title} ", title, 1)
+        assert words(section(document, title)) == f"{title} {sentence}"
 
 
 def test_metrics_alone_make_a_page(run_dir: Path, read_page: ReadPage) -> None:
     (run_dir / "config.json").unlink()
     document = read_page(run_dir)
     assert figures(document)["Steps"] == ["80"]
-    assert words(section(document, "Settings")) == "SettingsThere is no config.json in this folder."
+    assert words(section(document, "Settings")) == "Settings There is no config.json in this folder."
 
 
 def test_damaged_lines_are_told(run_dir: Path, read_page: ReadPage) -> None:

@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.reporting.html.run import load_run, number
-from tests.reporting.html.conftest import RECORDS, SIGNATURE, write_run, write_scores
+from dist_transformer.reporting.html.run import load_run
+from dist_transformer.reporting.html.values import number
+from tests.reporting.html.conftest import RECORDS, SIGNATURE, sample, write_run, write_samples, write_scores
 
 
 @pytest.mark.parametrize(
@@ -78,34 +79,35 @@ def test_identity_of_the_newest_weights(run_dir: Path) -> None:
         metadata = {key: json.dumps(value) for key, value in described.items()}
         tensors = {"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float32)}
         save_file(tensors, run_dir / "weights" / f"step-{step:08d}.safetensors", metadata=metadata)
-    identity = load_run(run_dir).identity
-    assert (identity.corpus, identity.source_language, identity.target_language) == ("toy", "en", "de")
-    assert identity.synthetic
-    assert identity.parameters == 3 * 4 + 5
+    run = load_run(run_dir)
+    assert run.identity == {"corpus": "toy", "source_language": "en", "target_language": "de", "synthetic": True}
+    assert run.parameters == 3 * 4 + 5
 
 
 def test_identity_without_weights(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "weights").mkdir()
     (run_dir / "weights" / "step-00000080.safetensors").write_bytes(b"cut short")
-    assert load_run(run_dir).identity.corpus is None
+    assert load_run(run_dir).identity == {}
     data = tmp_path / "data"
     data.mkdir()
     (data / "index.json").write_text('{"corpus": "of the data"}')
     write_run(run_dir, RECORDS, data=str(data))
     # Other data lies there by now.
-    assert load_run(run_dir).identity.corpus is None
+    assert load_run(run_dir).identity == {}
     write_run(
         run_dir, RECORDS, data=[str(data)], data_sha256=[hashlib.sha256(b'{"corpus": "of the data"}').hexdigest()]
     )
-    assert load_run(run_dir).identity.corpus == "of the data"
+    assert load_run(run_dir).identity["corpus"] == "of the data"
     (run_dir / "model").mkdir()
     (run_dir / "model" / "config.json").write_text('{"corpus": "of the model"}')
-    assert load_run(run_dir).identity.corpus == "of the model"
+    assert load_run(run_dir).identity["corpus"] == "of the model"
 
 
 def test_score_files_are_known_by_their_keys(run_dir: Path) -> None:
     write_scores(run_dir / "model" / "test.json", 30.0)
     write_scores(run_dir / "too" / "deep" / "test.json", 99.0)
+    # A sheet of samples has scores, too.
+    write_samples(run_dir, 120, 98.0, sample("a", "b", "c"), chrf=1.0, ter=1.0)
     (run_dir / "result.json").write_text(json.dumps({"bleu": 97.0, "signature": SIGNATURE}))
     (run_dir / "broken.json").write_text("{")
     os.utime(run_dir / "bleu.json", (1000, 1000))
@@ -121,10 +123,10 @@ def test_metrics_of_a_score_file(run_dir: Path) -> None:
     (run_dir / "bleu.json").write_text(json.dumps(values))
     (score,) = load_run(run_dir).scores
     assert score.metrics == [
-        ("bleu", 23.456, SIGNATURE),
-        ("chrf", 61.5, "nrefs:1|case:mixed|nc:6"),
-        ("ter", 44.25, "nrefs:1|case:lc|tok:tercom"),
-        ("bleu_lowercase", 25.0, "case:lc"),
+        ("BLEU", "23.46", SIGNATURE),
+        ("BLEU, case ignored", "25.00", "case:lc"),
+        ("chrF", "61.50", "nrefs:1|case:mixed|nc:6"),
+        ("TER (lower is better)", "44.25", "nrefs:1|case:lc|tok:tercom"),
     ]
 
 

@@ -24,8 +24,8 @@ END = RECORDS[-1]
 
 
 def test_spread() -> None:
-    assert spread([9.0, None, 1.0, 2.0]) == Spread(median=2.0, low=1.0, high=9.0, count=3)
-    assert spread([1.0, 4.0]) == Spread(median=2.5, low=1.0, high=4.0, count=2)
+    assert spread([9.0, None, 1.0, 2.0]) == Spread(median=2.0, low=1.0, high=9.0, of=3)
+    assert spread([1.0, 4.0]) == Spread(median=2.5, low=1.0, high=4.0, of=2)
     assert spread([None]) is None
 
 
