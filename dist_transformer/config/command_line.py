@@ -222,10 +222,10 @@ def _read_values(
         refuse_wrong_settings(wrong, {*by_name, *also}, place)
     for name in flat.keys() & by_name.keys():
         each = by_name[name]
-        value = flat[name] if lines is not None else _as_plain(each, flat[name])
-        stated.values[each.name] = value_of_json(each.hint, value, name, where, metadata=each.metadata)
-        line = f" (line {lines[name]})" if lines and name in lines else ""
-        stated.written[each.name] = name if lines is None else f"{name} in {where}{line}"
+        place = f"{where} (line {lines[name]})" if lines and name in lines else where
+        value = value_of_json(each.hint, _as_plain(each, flat[name]), name, place, metadata=each.metadata)
+        stated.values[each.name] = value
+        stated.written[each.name] = name if lines is None else f"{name} in {place}"
 
 
 def _as_name(flag: str) -> str:
@@ -234,7 +234,7 @@ def _as_name(flag: str) -> str:
 
 
 def _as_plain(each: Setting, value: Any) -> Any:
-    """Write a value of Python as a file would have it."""
+    """Write a value of a file or of Python as JSON would have it; one value may stand for a list."""
     if each.is_list and value is not None and not isinstance(value, str | os.PathLike) and isinstance(value, Iterable):
         return [_one_plain(item) for item in value]
     return [_one_plain(value)] if each.is_list and value is not None else _one_plain(value)

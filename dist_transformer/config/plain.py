@@ -155,7 +155,8 @@ def value_of_json(
         value = float(value)
     if value in choices or type(value) in kinds:
         return value
-    wanted = " or ".join(map(repr, choices)) if choices else getattr(hint, "__name__", str(hint))
+    named = "a list" if tuple in inner else getattr(hint, "__name__", str(hint))
+    wanted = " or ".join(map(repr, choices)) or named
     near = nearest(str(value), map(str, choices))
     remedy = f"did you mean {near}?" if near else remedy
     raise UserError(f"{name} in {where} must be {wanted}, not {value!r:.60}: {remedy}")

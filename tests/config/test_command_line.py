@@ -103,8 +103,8 @@ def test_a_path_that_no_file_can_have_is_refused() -> None:
 
 
 def test_a_file_has_the_names_of_fields_and_of_flags(tmp_path: Path) -> None:
-    for name in ("src_tag", "source_tags"):
-        (tmp_path / "a.yaml").write_text(f"folder: f\nbeam: 2\n{name}: [a]\n")
+    for line in ("src_tag: [a]", "source_tags: [a]", "src_tag: a"):
+        (tmp_path / "a.yaml").write_text(f"folder: f\nbeam: 2\n{line}\n")
         settings = parsed("--config", tmp_path / "a.yaml", "--beam", 3)
         assert settings == Settings(folder=Path("f"), source_tags=("a",), search=Search(beam=3))
     for text, said in (

@@ -93,9 +93,9 @@ def test_a_run_has_the_architecture_of_its_model(tmp_path: Path) -> None:
         (
             "a.json",
             '{"model": {"norm": "prr"}}',
-            r"^model\.norm in \S*a\.json must be 'post' or 'pre', not 'prr': did you mean",
+            r"^model\.norm in \S*a\.json \(line 1\) must be 'post' or 'pre', not 'prr': did you mean",
         ),
-        ("a.json", '{"max_steps": "many"}', r"^max_steps in \S*a\.json must be int, not 'many'"),
+        ("a.json", '{"max_steps": "many"}', r"^max_steps in \S*a\.json \(line 1\) must be int, not 'many'"),
         ("a.json", '{"max_steps": 0}', r"^max_steps in \S*a\.json \(line 1\) is 0: it must be above 0$"),
         ("a.json", "[]", r"a\.json must hold an object of settings, not \[\]"),
         ("a.toml", "model = {", r"a\.toml cannot be read as TOML"),

@@ -81,7 +81,7 @@ def test_flags_files_and_keywords_say_the_same(
 
 
 def test_a_keyword_without_effect_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^--src-field needs --jsonl or --parquet: add one of them"):
+    with pytest.raises(UserError, match=r"^src_field needs jsonl or parquet: add one of them"):
         api.prepare(out=tmp_path / "out", src="a.en", tgt="a.de", vocab_size=300, src_field="en")
 
 
