@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from huggingface_hub import ModelCard
 
 from dist_transformer import model_folder as module
 from dist_transformer.base.errors import UserError
@@ -78,7 +79,7 @@ def test_directions_come_back_and_are_chosen(
     with pytest.raises(UserError, match="several directions: choose one of en-de, de-en with --direction"):
         _ = info.direction
     card = (tmp_path / "m/README.md").read_text()
-    assert 'language:\n- "en"\n- "de"\npipe' in card
+    assert ModelCard(card).data.language == ["en", "de"]
     assert "from `en` to `de`, from `de` to `en`." in card
     assert 'translate --model "$MODEL" --direction en-de < input.txt' in card
 
@@ -349,11 +350,13 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
     info = replace(model_info, source_language="nor", target_language=hostile, corpus="a\n# b <script> [x](y) \x1b")
     write_again(tmp_path / "m", info, random_model)
     card = (tmp_path / "m/README.md").read_text()
-    head = card.split("---\n")[1]
-    assert head.splitlines()[:4] == ["language:", '- "no"', f"- {json.dumps(hostile)}", "pipeline_tag: translation"]
+    assert ModelCard(card).data.to_dict() == {
+        "language": ["no", hostile],
+        "library_name": "dist_transformer",
+        "pipeline_tag": "translation",
+    }
     assert r"- Training data: `a # b <script> [x](y) \x1b` (synthetic)" in card
     assert "\x1b" not in card
-    assert "license:" not in [line.strip() for line in card.splitlines() if line.startswith("license")]
 
 
 @pytest.mark.parametrize(

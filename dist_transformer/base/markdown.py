@@ -1,14 +1,40 @@
-"""Untrusted text in the Markdown and YAML of model cards and tables, where it has no markup."""
+"""Untrusted text in the Markdown of model cards and tables, where it has no markup."""
 
 import json
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import printable
+from dist_transformer.base.templates import fill
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
 
 # Characters with a meaning in HTML, in Markdown or in its tables.
 _ENTITIES = str.maketrans({character: f"&#{ord(character)};" for character in '&<>"\\`*_{}[]()#+-!|~^:=$'})
-# Characters outside YAML's printable set, its line breaks, and the mark that begins a file.
-_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+
+class _Safe(str):
+    """A text that a template takes as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+
+def fill_card(template: Path, metadata: "ModelCardData", **values: Any) -> str:
+    """Fill the template of a model card, whose head is the metadata that model hubs read.
+
+    A template writes each text by the filter `code` or `escaped`, and inside of code by `json`.
+    """
+    filters = {
+        "code": lambda text: _Safe(code(text)),
+        "escaped": lambda value: _Safe(escaped(str(value))),
+        "json": lambda value: _Safe(json.dumps(value, ensure_ascii=False)),
+    }
+    return f"---\n{metadata.to_yaml()}\n---\n{fill(template, filters=filters, **values)}"
 
 
 def code(text: str) -> str:
@@ -26,12 +52,6 @@ def code(text: str) -> str:
 def escaped(text: str) -> str:
     """Escape a text as one line of plain text, also for cells of a table."""
     return _one_line(text).translate(_ENTITIES)
-
-
-def yaml_string(text: str) -> str:
-    """Quote a string for YAML, where a plain one may be a number, a date, a truth value such as `no`, or structure."""
-    # A JSON string is one of YAML, except for what YAML does not read as it stands, and for pairs of surrogates.
-    return _NOT_YAML.sub(lambda character: f"\\u{ord(character[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _one_line(text: str) -> str:

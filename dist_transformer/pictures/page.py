@@ -9,7 +9,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import folder_beside, make_folder, move, sync, write_file
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.reporting.figures import as_png
-from dist_transformer.reporting.html.rendering import fill
+from dist_transformer.reporting.html.rendering import render_page
 
 PAGE_FILE = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -46,7 +46,7 @@ def write_pictures(out: Path, pictures: Sequence[Picture], notes: Sequence[str])
 
 def render(pictures: Sequence[Picture], notes: Sequence[str], *, made: datetime) -> str:
     """Render the page; `made` is the time in its footer."""
-    return fill(_TEMPLATE, title="The Transformer in pictures", pictures=pictures, notes=notes, made=made)
+    return render_page(_TEMPLATE, title="The Transformer in pictures", pictures=pictures, notes=notes, made=made)
 
 
 def _small_png(picture: Picture) -> bytes:

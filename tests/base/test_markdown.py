@@ -1,12 +1,11 @@
-"""Names as they come through a renderer of Markdown and a reader of YAML."""
+"""Names as they come through a renderer of Markdown."""
 
 from html.parser import HTMLParser
 
 import markdown
 import pytest
-import yaml
 
-from dist_transformer.base.markdown import code, escaped, yaml_string
+from dist_transformer.base.markdown import code, escaped
 
 HOSTILE = [
     "[a](https://example.org)",
@@ -62,11 +61,3 @@ def test_a_name_makes_no_element(name: str) -> None:
 def test_a_span_of_code_shows_the_name() -> None:
     for name in ("wmt14.de-en", "`` ` <b> ``", "a | [b](c) \\", "&lt;"):
         assert rendered(code(name)).code == name
-
-
-@pytest.mark.parametrize(
-    "text", [*HOSTILE, "no", "1e3", "2024-01-01", "[a]\nlicense: x", '"a"', "a: b", "😀\ud800\ufeff"]
-)
-def test_yaml_reads_the_string(text: str) -> None:
-    content = f"names:\n- {yaml_string(text)}\nname: {yaml_string(text)}\n"
-    assert yaml.safe_load(content) == {"names": [text], "name": text}

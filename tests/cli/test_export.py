@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import export as command
@@ -59,8 +60,11 @@ def test_a_row_for_each_check_and_the_figures(
     outputs = Path(found["hypotheses"]).read_text(encoding="utf-8").splitlines()
     assert found["sentences"] == len(outputs) == 20
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert card.startswith('---\nlanguage:\n- "en"\n- "de"\npipeline_tag: translation\nlibrary_name: ctranslate2\n')
-    assert f'value: {found["bleu"]:.2f}\n      args: "{found["signature"]}"' in card
+    metadata = ModelCard(card).data
+    assert (metadata.language, metadata.library_name) == (["en", "de"], "ctranslate2")
+    assert [(result.metric_value, result.metric_args) for result in metadata.eval_results] == [
+        (round(found["bleu"], 2), {"signature": found["signature"]})
+    ]
     assert "SYNTHETIC" in card.upper()
 
 

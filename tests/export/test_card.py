@@ -3,7 +3,7 @@ import re
 from dataclasses import replace
 
 import markdown
-import yaml
+from huggingface_hub import ModelCard
 
 from dist_transformer.base.checks import Check
 from dist_transformer.config.directions import Direction
@@ -11,7 +11,7 @@ from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export.card import Card
 from dist_transformer.model_folder import ModelInfo
 
-HOSTILE = "x` [a](b) <b> | \n# c\n---\nlicense: y"
+HOSTILE = "x` [a](b) <b> | \n# c\n---\nlicense: y\n```\n😀\ud800\ufeff"
 HEAD = {"language", "license", "pipeline_tag", "library_name", "tags", "metrics", "model-index"}
 
 
@@ -46,9 +46,10 @@ def test_names_change_no_structure_of_the_card(model_info: ModelInfo) -> None:
         for name in ("plain", HOSTILE):
             way = Direction(source_language=name, target_language=name, tags=(name,))
             info = replace(model_info, source_language=name, target_language=name, corpus=name, directions=(way,))
-            _, head, body = card(info, name, library, tokenizer).split("---\n", 2)
-            values = yaml.safe_load(head)
-            assert values.keys() == HEAD
-            assert (values["language"], values["license"]) == ([name], name)
-            pages.append(re.findall(r"<\w+", markdown.markdown(body, extensions=["tables", "fenced_code"])))
+            read = ModelCard(card(info, name, library, tokenizer))
+            assert read.data.to_dict().keys() == HEAD
+            assert (read.data.language, read.data.license, read.data.model_name) == ([name], name, name)
+            (result,) = read.data.eval_results
+            assert (result.dataset_type, result.metric_args) == (name, {"signature": name})
+            pages.append(re.findall(r"<\w+", markdown.markdown(read.text, extensions=["tables", "fenced_code"])))
         assert pages[0] == pages[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.reporting.html.curves import charts, saving
-from dist_transformer.reporting.html.rendering import fill
+from dist_transformer.reporting.html.rendering import render_page
 from dist_transformer.reporting.html.run import Run, load_run
 from dist_transformer.reporting.html.summary import described, headline_bleu, judge, key_figures, saved
 from dist_transformer.reporting.html.tables import settings_groups, starts
@@ -40,7 +40,7 @@ def render(run: Run, *, made: datetime) -> str:
     """Render the page; `made` is the time in its footer."""
     from dist_transformer.reporting.figures import attention_picture
 
-    return fill(
+    return render_page(
         _TEMPLATE,
         title=f"{run.name}: training report",
         run=run,

@@ -1,9 +1,11 @@
-"""Pages from templates, in which every value is escaped: self-contained, without scripts, light and dark."""
+"""Pages from templates: self-contained, without scripts, light and dark."""
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_transformer.base.templates import fill
 from dist_transformer.config.language_codes import language_tag
 from dist_transformer.version import __version__
 
@@ -15,23 +17,16 @@ _SHARED = Path(__file__).parent / "templates"
 _PAGE_WIDTH, _INCH, _SMALLEST_INCH = 1054, 96, 68
 
 
-def fill(template: Path, **values: Any) -> str:
-    """Fill a template, which may use those of all pages, with values; only what a template writes is markup."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    folders = FileSystemLoader([template.parent, _SHARED])
-    environment = Environment(
-        loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
+def render_page(template: Path, **values: Any) -> str:
+    """Fill a template, which may use those of all pages, with values."""
+    filters: dict[str, Callable[..., Any]] = {
         "anchor": lambda title: title.lower().replace(" ", "-"),
-        "count": "{:,}".format,
         "data_url": _data_url,
         "language_tag": language_tag,
         "minute": "{:%Y-%m-%d %H:%M} UTC".format,
         "pixels": _pixels,
     }
-    return environment.get_template(template.name).render(version=__version__, **values)
+    return fill(template, _SHARED, filters=filters, version=__version__, **values)
 
 
 def _data_url(figure: "Figure") -> str:

@@ -7,7 +7,7 @@ import lxml.html
 import pytest
 
 from dist_transformer.reporting.html.curves import Chart, Series, charts, thin, tick_text, ticks
-from dist_transformer.reporting.html.rendering import fill
+from dist_transformer.reporting.html.rendering import render_page
 from dist_transformer.reporting.html.run import Run
 from dist_transformer.reporting.html.values import scientific
 
@@ -73,7 +73,7 @@ def figure(tmp_path: Path) -> Any:
 
     def drawn(*series: Series, last: int = 100, **options: Any) -> lxml.html.HtmlElement:
         chart = Chart(title="T", unit="u", series=series, last=last, **{"from_zero": False, **options})
-        return lxml.html.fragment_fromstring(fill(template, chart=chart).strip())
+        return lxml.html.fragment_fromstring(render_page(template, chart=chart).strip())
 
     return drawn
 
