@@ -1,7 +1,8 @@
 """TensorBoard's event file of a run: an optional second view of `metrics.jsonl`.
 
-TensorBoard orders charts by the first part of their names. `train` and `valid` come first. Charts with one point per
-epoch, checkpoint or start follow under `z_more`, because a chart with a single dot says little.
+TensorBoard orders charts by the first part of their names. Those of `main` are on its first page, and the others of
+`train` and `valid` follow. Charts with one point per epoch, checkpoint or start are under `z_more`, because a chart
+with a single dot says little.
 """
 
 import io
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
 RARE = "z_more"
 """Group of charts with few points."""
 
+# The charts that its reader looks for first: BLEU of validation, learning rate and loss of training.
+_MAIN = {("valid", "bleu"), ("train", "learning_rate"), ("train", "loss")}
 # Group of each kind of record. `end` has none: it repeats the values of the last `train` record.
 _GROUPS = {"train": "train", "valid": "valid", "epoch": f"{RARE}/epoch", "checkpoint": f"{RARE}/checkpoint"}
 # Charts with several curves, by title. They are the same for all runs, because TensorBoard merges equal layouts.
 _CHARTS = {
-    "loss: training and validation": ("train/loss", "valid/loss"),
+    "loss: training and validation": ("main/loss", "valid/loss"),
     "nll per token, unsmoothed: training and validation": ("train/nll", "valid/nll"),
-    "BLEU: validation, and the best so far": ("valid/bleu", "valid/best_bleu"),
+    "BLEU: validation, and the best so far": ("main/bleu", "valid/best_bleu"),
     "chrF: validation, and the best so far": ("valid/chrf", "valid/best_chrf"),
     "TER: validation, and the best so far": ("valid/ter", "valid/best_ter"),
     "score of the validation command, and the best so far": ("valid/command", "valid/best_command"),
-    "learning rate": ("train/learning_rate",),
+    "learning rate": ("main/learning_rate",),
     "gradient norm": ("train/gradient_norm",),
     "target tokens/s": ("train/target_tokens_per_second",),
 }
@@ -46,7 +49,7 @@ _RESULTS = (
     "valid/best_nll",
     "valid/best_bleu",
     "valid/nll",
-    "valid/bleu",
+    "main/bleu",
     "train/nll",
     "train/target_tokens_per_second",
     *(f"valid/{best}{name}" for name in ("chrf", "ter", "command") for best in ("best_", "")),
@@ -83,7 +86,7 @@ class Board:
         self._add(lambda: [_layout()], first_step)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write the numbers of a record, each under `kind/name`. For `end`, write only that the run has ended."""
+        """Write the numbers of a record under `main` or their kind. For `end`, write only that the run has ended."""
         from torch.utils.tensorboard.summary import scalar
 
         if kind == "end":
@@ -96,7 +99,8 @@ class Board:
         if kind == "valid":
             self._update_best(values)
             numbers |= {f"best_{name}": best for name, best in self._best.items()}
-        self._add(lambda: [scalar(f"{place}/{name}", value) for name, value in numbers.items()], step)
+        tags = {name: f"main/{name}" if (kind, name) in _MAIN else f"{place}/{name}" for name in numbers}
+        self._add(lambda: [scalar(tags[name], value) for name, value in numbers.items()], step)
 
     def settings(self, values: Mapping[str, int | float | str]) -> None:
         """Write the settings of the run to the table of results; TensorBoard keeps those of the first start."""

@@ -48,5 +48,5 @@ def test_what_was_written_before_the_disk_was_full_is_there(tmp_path: Path) -> N
     assert done.stderr == ""
     board = EventAccumulator(str(tmp_path))
     board.Reload()
-    assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [(n, n) for n in range(1, step)]
+    assert [(event.step, event.value) for event in board.Scalars("main/loss")] == [(n, n) for n in range(1, step)]
     assert step > 10

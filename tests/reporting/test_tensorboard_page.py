@@ -120,11 +120,11 @@ def test_training_and_validation_are_in_one_chart(board: str) -> None:
             found |= json.loads(fetch(f"{board}data/plugin/custom_scalars/scalars?{query}"))["tag_to_events"]
         curves[chart["title"]] = {tag: [tuple(point[1:]) for point in points] for tag, points in found.items()}
     assert curves["loss: training and validation"] == {
-        "train/loss": [(100, 4.0), (200, 2.0)],
+        "main/loss": [(100, 4.0), (200, 2.0)],
         "valid/loss": [(100, 4.5), (200, 2.5)],
     }
     assert curves["nll per token, unsmoothed: training and validation"].keys() == {"train/nll", "valid/nll"}
-    assert curves["BLEU: validation, and the best so far"].keys() == {"valid/bleu", "valid/best_bleu"}
+    assert curves["BLEU: validation, and the best so far"].keys() == {"main/bleu", "valid/best_bleu"}
 
 
 def test_the_run_is_a_row_of_settings_and_results(board: str) -> None:
@@ -141,7 +141,7 @@ def test_the_run_is_a_row_of_settings_and_results(board: str) -> None:
         "valid/best_nll": 200.0,
         "valid/nll": 300.0,
         "valid/best_bleu": 20.0,
-        "valid/bleu": 20.0,
+        "main/bleu": 20.0,
         "train/nll": 1.5,
     }
 

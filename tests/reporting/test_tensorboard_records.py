@@ -25,7 +25,7 @@ def test_tensorboard_reads_the_scalars(reporter: Reporter, tmp_path: Path) -> No
     reporter.record("valid", 100, {"loss": 1.75})
     reporter.close()
     assert scalars(tmp_path) == {
-        "train/loss": [(50, 1.5), (100, 1.25)],
+        "main/loss": [(50, 1.5), (100, 1.25)],
         "train/steps": [(50, 3.0), (100, 4.0)],
         "valid/loss": [(100, 1.75)],
     }
@@ -42,20 +42,21 @@ def test_a_resumed_run_replaces_the_scalars_after_its_checkpoint(tmp_path: Path)
         for step in steps:
             reporter.record("train", step, {"loss": loss})
         reporter.close()
-    assert scalars(tmp_path) == {"train/loss": [(50, 2.0), (100, 2.0), (150, 1.0), (200, 1.0)]}
+    assert scalars(tmp_path) == {"main/loss": [(50, 2.0), (100, 2.0), (150, 1.0), (200, 1.0)]}
 
 
 def test_single_points_are_behind_the_curves_or_no_charts(reporter: Reporter, tmp_path: Path) -> None:
     for step in (50, 100):
-        reporter.record("train", step, {"loss": 1.5})
+        reporter.record("train", step, {"loss": 1.5, "learning_rate": 0.1, "data_stall": 0.0})
     reporter.record("valid", 100, {"nll": 1.75, "bleu": 30.0})
     reporter.record("checkpoint", 100, {"seconds": 2.0, "stall": 0.5})
     reporter.epoch(100, epoch_of(0))
     reporter.record("end", 100, {"train_seconds": 10.0, "world_size": 2})
     reporter.close()
-    # The order of TensorBoard's groups.
+    # The order of TensorBoard's groups, and its first page.
     groups = sorted({tag.partition("/")[0] for tag in scalars(tmp_path)})
-    assert groups == ["train", "valid", "z_more"]
+    assert groups == ["main", "train", "valid", "z_more"]
+    assert sorted(scalars(tmp_path))[:4] == ["main/bleu", "main/learning_rate", "main/loss", "train/data_stall"]
     assert scalars(tmp_path)["z_more/checkpoint/stall"] == [(100, 0.5)]
     assert not [tag for tag in scalars(tmp_path) if "end" in tag or "world_size" in tag]
 
@@ -109,7 +110,7 @@ def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path:
     assert values["batch.max_sentences"].string_value == "not given"
     assert not {"run_dir", "timeout_minutes", "log_every"} & set(values)
     metrics = [info.name.tag for info in found["experiment"].experiment.metric_infos]
-    assert metrics[:4] == ["valid/best_nll", "valid/best_bleu", "valid/nll", "valid/bleu"]
+    assert metrics[:4] == ["valid/best_nll", "valid/best_bleu", "valid/nll", "main/bleu"]
     assert {info.name for info in found["experiment"].experiment.hparam_infos} == set(values)
     assert found["session_end_info"].session_end_info.status == Status.Value("STATUS_SUCCESS")
 
