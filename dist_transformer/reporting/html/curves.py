@@ -22,18 +22,6 @@ _SPIKE = 5
 # Least logged intervals in the second half of the run for a separate picture of it.
 _ENOUGH_FOR_A_CLOSE_LOOK = 10
 
-# Title, unit and name of measures of validation, and of measures of training.
-_SCORES = (
-    ("Validation BLEU", "0 to 100", "bleu"),
-    ("Validation chrF", "0 to 100", "chrf"),
-    ("Validation TER", "edits per 100 words, lower is better", "ter"),
-    ("Validation command", "its score", "command"),
-)
-_SPIKY = (
-    ("Gradient norm", "L2, before clipping", "gradient_norm"),
-    ("Throughput", "target tokens/s", "target_tokens_per_second"),
-)
-
 Point = tuple[float, float]
 
 
@@ -145,22 +133,21 @@ class Chart:
 
 def charts(run: Run) -> list[Chart]:
     """List the charts for which there are records."""
-    half = run.step // 2
-    has_close_look = sum(record["step"] >= half for record in run.train) >= _ENOUGH_FOR_A_CLOSE_LOOK
+    train, valid, half = run.train, run.valid, run.step // 2
+    has_close_look = sum(record["step"] >= half for record in train) >= _ENOUGH_FOR_A_CLOSE_LOOK
     # A rate is a smooth curve, whose points say more than medians.
-    some = run.train[:: len(run.train) // _LONGEST_LINE + 1]
+    some = train[:: len(train) // _LONGEST_LINE + 1]
+    norm, speed = (("training", train, name, "first") for name in ("gradient_norm", "target_tokens_per_second"))
     found = [
         _loss(run, "Loss", 0),
         *[_loss(run, "Loss, second half", half)] * has_close_look,
-        *(
-            _chart(run, title, unit, ("validation", run.valid, name, "second"), from_zero=name != "command")
-            for title, unit, name in _SCORES
-        ),
+        _chart(run, "Validation BLEU", "0 to 100", ("validation", valid, "bleu", "second")),
+        _chart(run, "Validation chrF", "0 to 100", ("validation", valid, "chrf", "second")),
+        _chart(run, "Validation TER", "edits per 100 words, lower is better", ("validation", valid, "ter", "second")),
+        _chart(run, "Validation command", "its score", ("validation", valid, "command", "second"), from_zero=False),
         _chart(run, "Learning rate", "of Adam", ("training", some, "learning_rate", "first")),
-        *(
-            _chart(run, title, unit, ("training", run.train, name, "first"), is_spiky=True)
-            for title, unit, name in _SPIKY
-        ),
+        _chart(run, "Gradient norm", "L2, before clipping", norm, is_spiky=True),
+        _chart(run, "Throughput", "target tokens/s", speed, is_spiky=True),
     ]
     return [chart for chart in found if chart.series]
 
