@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def printed_messages() -> None:
     """Print the library's messages in every test, as commands do."""
     print_messages()
+
+
+@pytest.fixture(autouse=True)
+def same_signals() -> Iterator[None]:
+    """Undo what a command's `main` has set: `prepare` handles SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

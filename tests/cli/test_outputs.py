@@ -1,7 +1,6 @@
 """No output of any command replaces an input, or a file of a data, model or run folder."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,14 +52,6 @@ INPUTS = {
     "translate": {"--model", "--input", "--prefix", "--closest-to"},
     "verify": {"--run-dir", "--data"},
 }
-
-
-@pytest.fixture(autouse=True)
-def same_signals() -> Iterator[None]:
-    """`prepare` handles SIGTERM."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

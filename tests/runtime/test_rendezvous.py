@@ -145,7 +145,7 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
         (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "--output {text} is also"),
         (
             ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--chunk-lines", "0"],
-            "--chunk-lines is 0: it must be 1 or more",
+            "--chunk-lines is 0: it must be above 0",
         ),
         (["evaluate", "--model", "{model}", "--src", "{text}", "--ref", "{gone}"], "{gone} does not exist"),
         (["score", "--model", "{model}", "--src", "{text}", "--tgt", "{folder}"], "{folder} cannot be read"),
