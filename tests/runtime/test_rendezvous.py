@@ -143,10 +143,6 @@ GONE = "is not a model folder (it does not exist): check the path, or make a mod
     [
         (["translate", "--model", "{gone}", "--input", "{text}", "--output", "{out}"], f"{{gone}} {GONE}"),
         (["translate", "--model", "{model}", "--input", "{text}", "--output", "{text}"], "--output {text} is also"),
-        (
-            ["translate", "--model", "{model}", "--input", "{text}", "--output", "{out}", "--chunk-lines", "0"],
-            "--chunk-lines is 0: it must be above 0",
-        ),
         (["evaluate", "--model", "{model}", "--src", "{text}", "--ref", "{gone}"], "{gone} does not exist"),
         (["score", "--model", "{model}", "--src", "{text}", "--tgt", "{folder}"], "{folder} cannot be read"),
         (["average", "--run-dir", "{gone}", "--sweep", "1,2", "--out", "{out}"], "{gone}"),
