@@ -119,19 +119,19 @@ def train(
     _show_messages()
     for name in imports:
         import_extension(str(name))
-    folders = [str(Path(path)) for path in _as_list(data)]
-    values = {**settings, "data": folders, "run_dir": run_dir}
+    values = {**settings, "data": data, "run_dir": run_dir}
     stated = read_keywords(TrainConfig, values, "train", also=("preset", "variant", "processes", "imports"))
     refuse_without_effect(stated.written, stated.build(TrainConfig, preset_with_variant(preset, variant)))
     with tempfile.TemporaryDirectory(prefix="dist_transformer-") as folder:
         file = Path(folder) / "settings.json"
-        write_file(file, json.dumps({**settings, "data": folders}))
+        write_file(file, json.dumps(stated.values, default=str))
         flags = ["--preset", preset, "--variant", variant, "--config", file, "--run-dir", Path(run_dir)]
         extensions = [word for name in imports for word in ("--import", name)]
         ranks = ["--processes", processes] if processes > 1 else []
-        if (command := settings.get("validation_command")) is not None:
-            # A file of settings may come from a stranger, so none may name a program alone.
-            flags += ["--validation-command", command]
+        # A file of settings may come from a stranger, or from another run, so none may say these two.
+        for name in ("validation_command", "resume"):
+            if settings.get(name) is not None:
+                flags += [f"--{name.replace('_', '-')}", settings[name]]
         program = [sys.executable, "-m", "dist_transformer", "train"]
         status, error = run_child([*program, *extensions, *flags, *ranks])
     if status not in (0, INTERRUPTED):
@@ -211,7 +211,3 @@ def evaluate(**settings: Any) -> Evaluation | Any:
     if wanted.json is not None:
         write_evaluation(evaluation, wanted.json)
     return evaluation
-
-
-def _as_list(paths: Paths) -> list[AnyPath]:
-    return [paths] if isinstance(paths, str | PathLike) else list(paths)

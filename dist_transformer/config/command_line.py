@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.paths import refuse_secrets, usable_path
+from dist_transformer.base.paths import refuse_secrets, require_usable, usable_path
 from dist_transformer.config.plain import to_plain, value_of_json
 from dist_transformer.config.schema import Setting, build, choices_of, settings_of, summary_of
 from dist_transformer.config.stated import FlagRules, refuse_repeated
@@ -220,8 +220,9 @@ def _read_values(
         at = sorted({lines[name] for name in wrong if name in lines}) if lines else []
         place = f"{where}, line {', '.join(map(str, at))}" if at else where
         refuse_wrong_settings(wrong, {*by_name, *also}, place)
-    for name in flat.keys() & by_name.keys():
-        each = by_name[name]
+    for name, each in ((name, by_name[name]) for name in flat):
+        if each.name in stated.values:
+            raise UserError(f"{where} has {each.name} twice, under two names: remove one")
         place = f"{where} (line {lines[name]})" if lines and name in lines else where
         value = value_of_json(each.hint, _as_plain(each, flat[name]), name, place, metadata=each.metadata)
         stated.values[each.name] = value
@@ -236,12 +237,16 @@ def _as_name(flag: str) -> str:
 def _as_plain(each: Setting, value: Any) -> Any:
     """Write a value of a file or of Python as JSON would have it; one value may stand for a list."""
     if each.is_list and value is not None and not isinstance(value, str | os.PathLike) and isinstance(value, Iterable):
-        return [_one_plain(item) for item in value]
-    return [_one_plain(value)] if each.is_list and value is not None else _one_plain(value)
+        return [_one_plain(each, item) for item in value]
+    return [_one_plain(each, value)] if each.is_list and value is not None else _one_plain(each, value)
 
 
-def _one_plain(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "item", lambda: value)()
+def _one_plain(each: Setting, value: Any) -> Any:
+    plain = os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "item", lambda: value)()
+    if isinstance(plain, str):
+        # As the words of a flag are checked.
+        (require_usable if Path in each.kinds else refuse_secrets)(plain)
+    return plain
 
 
 def _plain_word(word: str) -> str:

@@ -83,6 +83,8 @@ def _read_lines(node: yaml.Node | None, place: str, lines: dict[str, int], file:
         return
     for key, value in node.value:
         name, line = f"{place}{key.value}", key.start_mark.line + 1
+        if key.tag != "tag:yaml.org,2002:str":
+            raise UserError(f"{file}, line {line}: {key.value!s:.60} is no name of a setting: write NAME: VALUE lines")
         if name in lines:
             raise UserError(f"{file} has {name} in line {lines[name]} and again in line {line}: remove one")
         lines[name] = line

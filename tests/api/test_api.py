@@ -258,6 +258,11 @@ def test_training_on_two_processes_and_its_errors(toy_data: DataFolder, tmp_path
     # This program knows the schedule, and its child does not: the settings are named, not a file that is gone.
     with pytest.raises(UserError, match=r"^optimizer\.schedule is 'halving': .* --import"):
         api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "run", **mine)
+    # Every keyword reaches the child, paths too.
+    more: tuple[dict[str, object], ...] = ({"resume": "required"}, {"init_from": Path("gone")})
+    for keywords, said in zip(more, ("required", "gone"), strict=True):
+        with pytest.raises(UserError, match=said):
+            api.train(preset="tiny", data=toy_data.path, run_dir=tmp_path / "new", **SMALL, **keywords)
 
 
 @pytest.mark.slow

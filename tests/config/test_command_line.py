@@ -109,6 +109,8 @@ def test_a_file_has_the_names_of_fields_and_of_flags(tmp_path: Path) -> None:
         assert settings == Settings(folder=Path("f"), source_tags=("a",), search=Search(beam=3))
     for text, said in (
         ("folder: f\nbeam: 0\n", r"^beam in \S*b.yaml \(line 2\) is 0: it must be 1 or more$"),
+        ("folder: f\nsrc_tag: [a]\nsource_tags: [b]\n", r"b.yaml has source_tags twice, under two names: remove one$"),
+        ("folder: ''\n", "^a path is empty"),
         ("folder: f\nmade: g\n", r"b.yaml, line 2, made is not a setting here"),
         (
             "program: theirs\n",

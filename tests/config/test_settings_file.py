@@ -59,6 +59,7 @@ def test_json_stays_json(tmp_path: Path) -> None:
     [
         ("a.yaml", "width: 1\nheads: 2\nwidth: 3\n", "a.yaml has width in line 1 and again in line 3: remove one"),
         ("a.json", '{"model": {"width": 1,\n"width": 1}}', "has model.width in line 1 and again in line 2: remove one"),
+        ("a.yaml", "width: 1\n2: 3\n", "a.yaml, line 2: 2 is no name of a setting"),
         ("a.yaml", "width: [1\n", "a.yaml cannot be read as YAML or JSON ("),
         ("a.yaml", "run: !!python/object/apply:os.system [ls]\n", "a.yaml cannot be read as YAML or JSON ("),
         ("a.yaml", "- a\n", "a.yaml must hold an object of settings, not ['a']: "),
