@@ -94,7 +94,7 @@ def test_samples_and_the_report_have_both(runs: dict[int, Path]) -> None:
         "<2en>"
     ] * 4
     run_command(*PROGRAM, "report", runs[2])
-    page = (runs[2] / "report.html").read_text(encoding="utf-8")
+    page = " ".join((runs[2] / "report.html").read_text(encoding="utf-8").split())
     assert "en → de, de → en" in page
     assert "Step 20, en-de: 4 of 4 validation sentences" in page
     assert "Step 20, de-en: 4 of 4 validation sentences" in page
