@@ -24,12 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import logit_rows
-from dist_transformer.model.transformer import Transformer
+from dist_transformer.model.transformer import shapes_only
 
 BYTES = {"bf16": 2, "fp32": 4}
 SENTENCE_TOKENS = 30.0
@@ -152,8 +150,7 @@ def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] =
 @functools.cache
 def _tensors(config: ModelConfig) -> tuple[dict[str, int], int]:
     """Count the elements of each parameter, and the bytes of all tables."""
-    with torch.device("meta"):
-        model = Transformer(config)
+    model = shapes_only(config)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     return sizes, sum(table.numel() * table.element_size() for table in model.buffers())
 

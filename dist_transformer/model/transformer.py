@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
@@ -22,6 +23,22 @@ from dist_transformer.model.products import ComputedBy, Linear
 # The id of `<pad>` in every vocabulary.
 _PAD_ID = 0
 _BIAS_COLUMNS = 8
+_FILLS = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_)
+
+
+class _NoValues(TorchFunctionMode):
+    """Skips what fills a tensor: the first computation on the meta device loads 800 modules, for two seconds."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if function in _FILLS or getattr(function, "__module__", "") == nn.init.__name__:
+            return arguments[0] if arguments else named["tensor"]
+        return function(*arguments, **(named or {}))
+
+
+def shapes_only(config: ModelConfig) -> "Transformer":
+    """Make a model whose parameters have names and shapes, but no memory and no values."""
+    with torch.device("meta"), _NoValues():
+        return Transformer(config)
 
 
 class Transformer(nn.Module):

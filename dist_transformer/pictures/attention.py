@@ -1,15 +1,14 @@
 """Attention weights of every layer and head for one sentence pair (section 3.2.2 and the paper's appendix)."""
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.trained_model import Attention
 from dist_transformer.pictures.picture import Picture
-from dist_transformer.reporting.figures import new_figure, picture_style
+from dist_transformer.reporting.figures import heat_maps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,8 +17,6 @@ LONGEST = 30
 """Pieces of the longest sentence; longer ones would make panels that no screen shows."""
 
 _HEADS_PER_ROW = 8
-# Inches: a row or column of a map, a character of a label, the frame around a panel.
-_CELL, _CHARACTER, _FRAME = 0.13, 0.075, 0.16
 
 
 def attention_pictures(attention: Attention) -> list[Picture]:
@@ -81,30 +78,11 @@ def _picture(
 def head_figure(maps_LHTS: np.ndarray, queries: Sequence[str], keys: Sequence[str]) -> "Figure":
     """Draw one panel per layer and head, with the pieces at the left and lower edges only."""
     layers, heads = maps_LHTS.shape[:2]
-    columns = min(heads, _HEADS_PER_ROW)
-    rows_per_layer = math.ceil(heads / columns)
-    rows = layers * rows_per_layer
-    row_label, column_label = (_CHARACTER * max(map(len, pieces)) for pieces in (queries, keys))
-    width = columns * (_CELL * len(keys) + _FRAME) + row_label + 1.3
-    height = rows * (_CELL * len(queries) + _FRAME + 0.2) + column_label + 0.4
-    with picture_style():
-        figure = new_figure(max(width, 4.0), max(height, 2.5))
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for place, axes in enumerate(grid.ravel()):
-            row, column = divmod(place, columns)
-            layer, head = row // rows_per_layer, row % rows_per_layer * columns + column
-            if head >= heads:
-                axes.set_axis_off()
-                continue
-            image = axes.imshow(maps_LHTS[layer, head], cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
-            axes.set_title(f"Layer {layer + 1}, head {head + 1}", fontsize=8)
-            axes.tick_params(length=2)
-            # Without parse_math=False, a pair of dollar signs in a sentence would be a formula.
-            is_lowest = layer == layers - 1 and head + columns >= heads
-            style: dict[str, Any] = {"fontsize": 8, "parse_math": False}
-            axes.set_xticks(range(len(keys)), keys if is_lowest else [""] * len(keys), rotation=90, **style)
-            axes.set_yticks(range(len(queries)), queries if column == 0 else [""] * len(queries), **style)
-        figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, label="attention weight")
-        # The layout needs a second drawing; after the first one, labels can be outside.
-        figure.draw_without_rendering()
-    return figure
+    return heat_maps(
+        [(f"Layer {i + 1}, head {j + 1}", maps_LHTS[i, j]) for i, j in np.ndindex(layers, heads)],
+        rows=queries,
+        columns=keys,
+        panels_per_row=min(heads, _HEADS_PER_ROW),
+        limit=1.0,
+        bar="attention weight",
+    )

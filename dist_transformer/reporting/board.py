@@ -25,13 +25,13 @@ from dist_transformer.reporting.figures import as_png
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RARE = "z_more"
+_RARE = "z_more"
 """Group of charts with few points."""
 
 # The charts that its reader looks for first: BLEU of validation, learning rate and loss of training.
 _MAIN = {("valid", "bleu"), ("train", "learning_rate"), ("train", "loss")}
 # Group of each kind of record. `end` has none: it repeats the values of the last `train` record.
-_GROUPS = {"train": "train", "valid": "valid", "epoch": f"{RARE}/epoch", "checkpoint": f"{RARE}/checkpoint"}
+_GROUPS = {"train": "train", "valid": "valid", "epoch": f"{_RARE}/epoch", "checkpoint": f"{_RARE}/checkpoint"}
 # Charts with several curves, by title. They are the same for all runs, because TensorBoard merges equal layouts.
 _CHARTS = {
     "loss: training and validation": ("main/loss", "valid/loss"),
@@ -92,7 +92,7 @@ class Board:
         if kind == "end":
             self._add(lambda: [_settings_summaries({})[2]], step)
             return
-        place = _GROUPS.get(kind, f"{RARE}/{kind}")
+        place = _GROUPS.get(kind, f"{_RARE}/{kind}")
         if self._several and "corpus" in values:
             place = f"{place}/corpus_{values['corpus'] + 1}"
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}

@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -32,8 +32,10 @@ _CJK_FONTS = (
     "Arial Unicode MS",
 )
 _LABEL_POINTS = 8
-# Inches: a row or column of a map, wide enough for a label; a character of a label; the frame around the panels.
-_CELL, _CHARACTER, _FRAME = 0.17, 0.085, 0.8
+# Inches: a row or column of a map, wide enough for a label; the name beside labels, across and along; a gap.
+_CELL, _NAME, _NAME_LENGTH, _GAP = 0.17, 0.25, 0.75, 0.1
+# The colour bar with its label, across, and at least along.
+_BAR_ROOM, _BAR_LENGTH = 1.1, 2.3
 _DOTS_PER_INCH = 110
 _SHOWN_POSITIONS = 128
 
@@ -43,68 +45,94 @@ def attention_picture(sample: Sample) -> "Figure":
     if sample.attention_LTS is None:
         raise ValueError("the sample has no attention maps")
     maps_LTS = np.asarray(sample.attention_LTS)
-    layers, steps, sources = maps_LTS.shape
-    panel_rows = 1 if layers <= 3 else 2
-    panel_columns = math.ceil(layers / panel_rows)
-    row_label, column_label = (
-        _CHARACTER * max(map(len, tokens)) for tokens in (sample.target_tokens, sample.source_tokens)
-    )
-    width = panel_columns * (_CELL * sources + row_label + _FRAME) + _FRAME
-    height = panel_rows * (_CELL * steps + column_label + _FRAME)
-    with picture_style():
-        figure = new_figure(max(width, 4.0), max(height, 2.5))
-        panels = figure.subplots(panel_rows, panel_columns, squeeze=False).ravel()
-        for layer, panel in enumerate(panels):
-            if layer >= layers:
-                panel.remove()
-                continue
-            # All panels have one colour scale, so that a diffuse layer looks diffuse.
-            image = panel.imshow(maps_LTS[layer], cmap="Blues", vmin=0.0, vmax=maps_LTS.max(), aspect="equal")
-            panel.set_title(f"Decoder layer {layer + 1}")
-            _label_tokens(panel, sample)
-        bar = figure.colorbar(image, ax=list(panels[:layers]), fraction=0.03, pad=0.01)
+    panels = [(f"Decoder layer {layer}", map_TS) for layer, map_TS in enumerate(maps_LTS, 1)]
+    return heat_maps(
+        panels,
+        rows=sample.target_tokens,
+        columns=sample.source_tokens,
+        panels_per_row=len(panels) if len(panels) <= 3 else math.ceil(len(panels) / 2),
+        # All panels have one colour scale, so that a diffuse layer looks diffuse.
+        limit=maps_LTS.max(),
+        names=("source", "produced"),
         # In two lines, because a panel with few pieces is shorter than the text.
-        bar.set_label("attention weight,\nmean over heads")
-        # The layout needs a second drawing; after the first one, labels can be outside.
-        figure.draw_without_rendering()
-    return figure
+        bar="attention weight,\nmean over heads",
+    )
 
 
-def _label_tokens(panel: "Axes", sample: Sample) -> None:
-    # Without parse_math=False, a pair of dollar signs in a sentence would be a formula.
-    style: dict[str, Any] = {"fontsize": _LABEL_POINTS, "parse_math": False}
-    panel.set_xticks(range(len(sample.source_tokens)), sample.source_tokens, rotation=90, **style)
-    panel.set_yticks(range(len(sample.target_tokens)), sample.target_tokens, **style)
-    panel.tick_params(length=2)
-    panel.set_xlabel("source")
-    panel.set_ylabel("produced")
+def heat_maps(
+    panels: Sequence[tuple[str, np.ndarray]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    panels_per_row: int,
+    limit: float,
+    bar: str,
+    names: tuple[str, str] | None = None,
+) -> "Figure":
+    """Draw heat maps from 0 to `limit` in a grid, with a colour bar.
 
+    Every place is computed: matplotlib's layouts draw a figure four times until its labels have room.
 
-def learning_rate_picture(steps: Sequence[int], rates: Sequence[float]) -> "Figure":
-    """Draw the learning rate of each optimizer step, with its peak marked."""
-    peak = int(np.argmax(rates))
+    Args:
+        panels: title and map of each, in the order of reading.
+        rows: label of each row; likewise `columns`.
+        names: what the columns and the rows are, beside the labels of every panel; without them, labels stand at the
+            left and lower edges of the grid only.
+    """
+    everywhere, lines = names is not None, math.ceil(len(panels) / panels_per_row)
+    title_size = 12 if everywhere else _LABEL_POINTS
     with picture_style():
-        figure = new_figure(7.0, 3.5)
-        axes = figure.add_subplot()
-        axes.plot(steps, rates)
-        axes.plot(steps[peak], rates[peak], "o")
-        # Put the label on the side of the peak that has room.
-        at_the_right = steps[peak] > (steps[0] + steps[-1]) / 2
-        axes.annotate(
-            f"peak {rates[peak]:.2e} at step {steps[peak]:,}",
-            (steps[peak], rates[peak]),
-            xytext=(-10 if at_the_right else 10, 0),
-            textcoords="offset points",
-            ha="right" if at_the_right else "left",
-            va="center",
-        )
-        axes.set_title("Learning rate schedule")
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("learning rate")
-        axes.set_ylim(bottom=0.0, top=1.1 * rates[peak])
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.grid(alpha=0.3)
+        left, below = (_longest(labels) + (_NAME if everywhere else 0.0) + _GAP for labels in (rows, columns))
+        title = title_size / 72 + _GAP
+        # A title, or a name, may be longer than a map of few pieces.
+        inner = [max(_CELL * len(columns), _width_of(panels[-1][0], title_size)), max(_CELL * len(rows), _NAME_LENGTH)]
+        step = [inner[0] + _GAP + left * everywhere, inner[1] + title + _GAP + below * everywhere]
+        origin = [_GAP + left * (not everywhere), _GAP + below * (not everywhere)]
+        width = origin[0] + step[0] * panels_per_row + _BAR_ROOM
+        height = max(origin[1] + step[1] * lines, _BAR_LENGTH) + _GAP
+        figure = new_figure(width, height, layout=None)
+
+        def axes_at(x: float, y: float, across: float, up: float) -> "Axes":
+            return figure.add_axes((x / width, y / height, across / width, up / height))
+
+        for place, (text, map_RC) in enumerate(panels):
+            line, column = divmod(place, panels_per_row)
+            x = origin[0] + step[0] * column + left * everywhere + (inner[0] - _CELL * len(columns)) / 2
+            y = height - _GAP - step[1] * line - title - (inner[1] + _CELL * len(rows)) / 2
+            axes = axes_at(x, y, _CELL * len(columns), _CELL * len(rows))
+            image = axes.imshow(map_RC, cmap="Blues", vmin=0.0, vmax=limit, aspect="auto")
+            axes.set_title(text, fontsize=title_size, pad=6 + 36 * (inner[1] - _CELL * len(rows)))
+            # Texts, because a tick is four more objects. Without parse_math=False, two dollar signs would be a formula.
+            axes.set_axis_off()
+            style: dict[str, Any] = {"fontsize": _LABEL_POINTS, "parse_math": False}
+            if everywhere or place + panels_per_row >= len(panels):
+                for number, label in enumerate(columns):
+                    axes.text(number, len(rows) - 0.3, label, rotation=90, ha="center", va="top", **style)
+            if everywhere or column == 0:
+                for number, label in enumerate(rows):
+                    axes.text(-0.8, number, label, ha="right", va="center", **style)
+            if names is not None:
+                middle = (len(columns) - 1) / 2, (len(rows) - 1) / 2
+                axes.text(middle[0], len(rows) - 0.5 + (below - _GAP) / _CELL, names[0], ha="center", va="bottom")
+                axes.text(-0.5 - (left - _GAP) / _CELL, middle[1], names[1], rotation=90, ha="left", va="center")
+        length = max(step[1] * lines - title - _GAP - below * everywhere, _BAR_LENGTH - 2 * title)
+        scale = axes_at(width - _BAR_ROOM + _GAP, height - _GAP - title - length, 0.12, length)
+        figure.colorbar(image, cax=scale, label=bar)
     return figure
+
+
+def _longest(labels: Sequence[str]) -> float:
+    """Return the length of the longest label, in inches."""
+    return max(_width_of(label, _LABEL_POINTS) for label in set(labels))
+
+
+def _width_of(text: str, points: float) -> float:
+    """Measure a text, in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    width, *_ = text_to_path.get_text_width_height_descent(text, FontProperties(size=points), ismath=False)
+    return float(width) / 72
 
 
 def position_picture(table_PD: np.ndarray) -> "Figure":
@@ -159,11 +187,11 @@ def as_svg(figure: "Figure") -> str:
     return text[text.index("<svg") :]
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> "Figure":
     """Make a figure of `width` × `height` inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout=layout)
 
 
 def _saved(figure: "Figure", kind: str) -> bytes:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from dist_transformer.base.errors import logger
@@ -20,8 +19,8 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.timeouts import TimeoutConfig
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
-from dist_transformer.reporting.board import RARE, Board
-from dist_transformer.reporting.figures import attention_picture, learning_rate_picture, position_picture
+from dist_transformer.reporting.board import Board
+from dist_transformer.reporting.figures import attention_picture
 from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
 from dist_transformer.run.layout import TENSORBOARD, scan_records
 
@@ -157,13 +156,6 @@ class Reporter:
         with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
         for number, sample in enumerate(with_maps, 1):
             self.board.picture(f"valid_attention{of_direction}/sample_{number}", attention_picture(sample), sheet.step)
-
-    def pictures(self, steps: Sequence[int], rates: Sequence[float], positions_PD: np.ndarray) -> None:
-        """Write pictures of the learning rates of `steps` and of the position vectors to TensorBoard, at the start."""
-        if not self.is_main:
-            return
-        self.board.picture(f"{RARE}/schedule/learning_rate", learning_rate_picture(steps, rates), self.first_step)
-        self.board.picture(f"{RARE}/positions/encodings", position_picture(positions_PD), self.first_step)
 
     def settings(self, config: TrainConfig) -> None:
         """Write the settings that can affect results to TensorBoard."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import numpy as np
 import torch
 
 from dist_transformer.base.errors import UserError
@@ -58,8 +57,6 @@ from dist_transformer.training.validation_command import ValidationCommand
 ABSURD_EPOCHS = 1000
 # Epochs that the remedy suggests: many for a small corpus, but a length that is used in practice.
 _LONG_EPOCHS = 100
-# More positions than this cannot be told apart in the picture.
-_PICTURED_POSITIONS = 128
 # Share of a learning rate by which a schedule that continues may differ: a cosine with a few more steps.
 _LARGEST_JUMP = 0.05
 
@@ -113,7 +110,6 @@ def assemble(
         torch.set_num_threads(described["threads"])
     watchdog.publish_in(config.run_dir)
     model = _make_model(config, origin).to(device)
-    positions_PD = model.position_vectors(_PICTURED_POSITIONS).detach().float().cpu().numpy()
     engine = Engine(model, config, ds_config, world_size=world.size)
     progress = _restore(engine, data, origin)
     ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain, fence=fence)
@@ -167,7 +163,7 @@ def assemble(
         notes += tag_cautions(config, data, origin)
     _introduce(config, world, data, engine, reporter, notes)
     if world.is_main:
-        _record_setting(config, described, world, engine, reporter, positions_PD)
+        _record_setting(config, described, world, engine, reporter)
     return Trainer(
         config=config,
         world=world,
@@ -354,9 +350,8 @@ def _record_setting(
     world: World,
     engine: Engine,
     reporter: Reporter,
-    positions_PD: np.ndarray,
 ) -> None:
-    """Record settings, machine, learning rates and position vectors of this start, for later inspection of the run."""
+    """Record settings and machine of this start, for later inspection of the run."""
     reporter.fence()
     entry = {
         **describe_environment(world_size=world.size, local_size=world.local_size),
@@ -365,11 +360,7 @@ def _record_setting(
         "settings": shareable_settings(described),
     }
     record_environment(config.run_dir, entry, step=reporter.first_step)
-    peak = min(config.optimizer.warmup_steps, config.max_steps)
-    steps = sorted({peak, *(round(step) for step in np.linspace(1, config.max_steps, 500))})
-    rates = [learning_rate(step, config) for step in steps]
     reporter.settings(config)
-    reporter.pictures(steps, rates, positions_PD)
 
 
 def planned_epochs(config: TrainConfig, data: TrainingData) -> float:

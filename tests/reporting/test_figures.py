@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -22,7 +23,6 @@ from dist_transformer.reporting.figures import (
     as_png,
     as_svg,
     attention_picture,
-    learning_rate_picture,
     length_picture,
     position_picture,
 )
@@ -59,8 +59,17 @@ def overlap(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     return all(first[i] + 1 < second[i + 2] and second[i] + 1 < first[i + 2] for i in (0, 1))
 
 
-def panels(figure: Figure) -> list:
-    return [axes for axes in figure.axes if axes.get_xlabel() == "source"]
+def panels(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_title()]
+
+
+def column_labels(panel: Axes) -> list[Text]:
+    """The labels of a panel's columns; the name of the axis stands on its place, labels hang from theirs."""
+    return [text for text in panel.texts if text.get_va() == "top"]
+
+
+def row_labels(panel: Axes) -> list[Text]:
+    return [text for text in panel.texts if text.get_ha() == "right"]
 
 
 @pytest.mark.parametrize(("layers", "rows"), [(1, 1), (3, 1), (4, 2), (12, 2)])
@@ -73,57 +82,45 @@ def test_a_panel_a_layer_in_at_most_two_rows(layers: int, rows: int) -> None:
         # Row i is the step that produced piece i, from top to bottom.
         np.testing.assert_array_equal(panel.images[0].get_array(), weights)
         assert panel.yaxis_inverted()
-        assert [label.get_text() for label in panel.get_xticklabels()] == sample.source_tokens
-        assert [label.get_text() for label in panel.get_yticklabels()] == sample.target_tokens
-        assert panel.get_ylabel() == "produced"
+        assert [text.get_text() for text in column_labels(panel)] == sample.source_tokens
+        assert [text.get_text() for text in row_labels(panel)] == sample.target_tokens
+        assert {"source", "produced"} <= {text.get_text() for text in panel.texts}
     # All panels and their colour bar share one scale, from no attention to the most.
     assert {panel.images[0].get_clim() for panel in panels(figure)} == {(0.0, np.max(sample.attention_LTS))}
     assert len(figure.axes) == layers + 1
     assert "attention weight" in figure.axes[-1].get_ylabel()
 
 
-@pytest.mark.system
-@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (1, 2, 30), (6, 60, 60)])
-def test_every_token_can_be_read(layers: int, sources: int, targets: int) -> None:
-    figure = drawn(attention_picture(make_sample(layers, sources, targets)))
-    width, height = figure.canvas.get_width_height()
-    everything = []
-    for panel in panels(figure):
-        names = [panel.title, panel.xaxis.label, panel.yaxis.label]
-        everything += boxes(figure, [*panel.get_xticklabels(), *panel.get_yticklabels(), *names])
-        # Columns are rotated: their letters would run into each other.
-        assert {label.get_rotation() for label in panel.get_xticklabels()} == {90.0}
-    assert len(everything) == layers * (sources + targets + 3)
-    for i, box in enumerate(everything):
-        assert -1 <= box[0] < box[2] <= width + 1, "cut at a side"
-        assert -1 <= box[1] < box[3] <= height + 1, "cut above or below"
-        assert not any(overlap(box, other) for other in everything[:i])
-
-
 LONG = "▁Donaudampfschifffahrtsgesellschaft"
 
 
-@pytest.mark.parametrize("word", ["▁a", LONG])
-@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (2, 2, 3), (1, 60, 60)])
-def test_nothing_of_a_map_is_cut(layers: int, sources: int, targets: int, word: str) -> None:
-    """Check the saved figure: titles, pieces, and the colour bar, whose text is longer than a panel of one piece."""
+@pytest.mark.system
+@pytest.mark.parametrize("word", ["▁a", LONG, "你好世界"])
+@pytest.mark.parametrize(("layers", "sources", "targets"), [(1, 1, 1), (1, 2, 30), (2, 2, 3), (6, 60, 60)])
+def test_every_text_can_be_read(layers: int, sources: int, targets: int, word: str) -> None:
+    """Nothing is cut and nothing overlaps: titles, pieces beside their rows and columns, names, the colour bar."""
     sample = make_sample(layers, sources, targets)
     pieces = {"source_tokens": sample.source_tokens, "target_tokens": sample.target_tokens}
     long = {side: [word if i % 3 == 0 else piece for i, piece in enumerate(of)] for side, of in pieces.items()}
     figure = drawn(attention_picture(dataclasses.replace(sample, **long)))
     width, height = figure.canvas.get_width_height()
-    texts = []
-    for axes in figure.axes:
-        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
-        # A colour bar has ticks beyond its ends that are not drawn.
-        low, high = sorted(axes.get_ylim())
-        places = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
-        texts += [label for place, label in places if low <= place <= high]
-    found = boxes(figure, texts)
-    assert len(found) > layers * (sources + targets + 3)
-    for left, bottom, right, top in found:
-        assert 0 <= left < right <= width
-        assert 0 <= bottom < top <= height
+    found = []
+    for panel in panels(figure):
+        found += boxes(figure, [panel.title, *panel.texts])
+        middles = panel.transData.transform([(i, i) for i in range(max(sources, targets))])
+        for labels, side in ((column_labels(panel), 0), (row_labels(panel), 1)):
+            for box, middle in zip(boxes(figure, labels), middles[:, side], strict=False):
+                assert abs((box[side] + box[side + 2]) / 2 - middle) < 4
+    assert len(found) == layers * (sources + targets + 3)
+    bar = figure.axes[-1]
+    # A colour bar has ticks beyond its ends that are not drawn.
+    low, high = sorted(bar.get_ylim())
+    ticks = zip(bar.get_yticks(), bar.get_yticklabels(), strict=True)
+    found += boxes(figure, [bar.yaxis.label, *(label for place, label in ticks if low <= place <= high)])
+    for i, box in enumerate(found):
+        assert 0 <= box[0] < box[2] <= width
+        assert 0 <= box[1] < box[3] <= height
+        assert not any(overlap(box, other) for other in found[:i])
 
 
 def test_dollar_signs_are_no_formula() -> None:
@@ -148,31 +145,6 @@ def test_characters_without_a_font_make_no_noise(caplog: pytest.LogCaptureFixtur
 def test_a_sample_without_maps_has_no_picture() -> None:
     with pytest.raises(ValueError, match="no attention maps"):
         attention_picture(dataclasses.replace(make_sample(), attention_LTS=None))
-
-
-@pytest.mark.parametrize(
-    ("steps", "rates", "peak"),
-    [
-        (range(1, 8001), [5e-3 * min(step / 2000, (2000 / step) ** 0.5) for step in range(1, 8001)], (2000, 5e-3)),
-        # Stopped in the warm-up: the peak is at the right edge.
-        (range(1, 101), [1e-5 * step for step in range(1, 101)], (100, 1e-3)),
-        (range(1, 101), [1.0 / step for step in range(1, 101)], (1, 1.0)),
-        ([1], [1e-7], (1, 1e-7)),
-    ],
-)
-def test_learning_rates_with_their_peak(steps: range, rates: list[float], peak: tuple[int, float]) -> None:
-    figure = drawn(learning_rate_picture(steps, rates))
-    (axes,) = figure.axes
-    line, mark = axes.lines
-    np.testing.assert_array_equal(line.get_xydata(), np.column_stack([steps, rates]))
-    np.testing.assert_allclose(mark.get_xydata(), [peak])
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("optimizer step", "learning rate")
-    (note,) = axes.texts
-    assert note.get_text() == f"peak {peak[1]:.2e} at step {peak[0]:,}"
-    (box,) = boxes(figure, [note])
-    left, bottom, right, top = axes.get_window_extent().extents
-    assert left < box[0] < box[2] < right
-    assert bottom < box[1] < box[3] < top
 
 
 def test_positions_are_a_heat_map() -> None:
@@ -232,7 +204,7 @@ def test_equal_figures_give_equal_files() -> None:
 
 def test_settings_of_matplotlib_are_left_as_they_were() -> None:
     before = dict(matplotlib.rcParams)
-    as_svg(learning_rate_picture([1, 2], [0.5, 1.0]))
+    as_svg(position_picture(np.eye(2)))
     assert dict(matplotlib.rcParams) == before
 
 
@@ -243,7 +215,7 @@ def test_neither_window_nor_pyplot() -> None:
 import sys
 from dist_transformer.reporting import figures as pictures
 assert "matplotlib" not in sys.modules, "a second at every start"
-pictures.as_png(pictures.learning_rate_picture([1, 2, 3], [0.1, 0.2, 0.1]))
+pictures.as_png(pictures.position_picture(pictures.np.eye(2)))
 assert "matplotlib.pyplot" not in sys.modules
 print("done")
 """

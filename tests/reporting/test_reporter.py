@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dist_transformer.reporting.reporter import Reporter, format_seconds, perplexity
@@ -111,7 +110,6 @@ def test_other_ranks_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     reporter.advance()
     reporter.say("saved")
     reporter.samples(make_sheet(1))
-    reporter.pictures([1, 2], [0.5, 1.0], np.zeros((4, 4)))
     reporter.close()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")

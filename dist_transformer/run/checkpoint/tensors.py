@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model.transformer import Transformer
+from dist_transformer.model.transformer import shapes_only
 from dist_transformer.run.checkpoint.reader import CheckpointReader
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -15,8 +13,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def parameter_shapes(model: ModelConfig) -> Shapes:
     """Return names and shapes of the parameters without allocating them."""
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in shapes_only(model).named_parameters()}
 
 
 def differing_weight(file: Path, checkpoint: CheckpointReader, *, part: str) -> str | None:
