@@ -1,6 +1,7 @@
 """Errors that a user can act on, in one sentence that names file or field and remedy, and messages of the library."""
 
 import errno
+import gc
 import logging
 import os
 import re
@@ -26,6 +27,8 @@ logger = logging.getLogger("dist_transformer")
 """Logger of the library's messages: commands print them, and other programs configure it by `logging`."""
 
 _PACKAGE = Path(__file__).parents[1]
+# New objects between two searches for garbage: torch's million objects stay, and Python's 700 would search them often.
+_RARELY = 100_000
 _TRACEBACK = "--traceback"
 # The ranks of a launch inherit it.
 _TRACEBACK_VARIABLE = "DIST_TRANSFORMER_TRACEBACK"
@@ -117,6 +120,7 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
     Args:
         prints: refuse a closed stdout at once, because the command prints its result.
     """
+    gc.set_threshold(_RARELY)
     if _TRACEBACK in sys.argv:
         sys.argv.remove(_TRACEBACK)
         os.environ[_TRACEBACK_VARIABLE] = "1"
@@ -142,6 +146,8 @@ def exit_on_user_error(main: Callable[[], None], *, prints: bool = True) -> None
         # What stdout does not accept now would be a second message at the interpreter's end.
         with suppress(UserError, OSError):
             sys.stdout.flush()
+        # The interpreter's end would search all objects once more, for half a second.
+        gc.freeze()
 
 
 def report(error: Exception) -> int:
