@@ -13,19 +13,20 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
+from dist_transformer.base.templates import fill
 from dist_transformer.config.command_line import Page
 from dist_transformer.config.flags import Start, default_of, read_training
 from dist_transformer.config.schema import FLAT, settings_of
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.config.stated import refuse_without_effect
-from dist_transformer.cost.hardware import ENOUGH, LINK_LATENCY, NETWORK_LATENCY, Cluster, GpuKind
+from dist_transformer.cost.hardware import ENOUGH, LINK_LATENCY, NETWORK_LATENCY, Cluster
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 
@@ -63,7 +64,7 @@ def main() -> None:
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, settings.against)
     claim_file(settings.json, "--json", inputs)
     comparisons: list[Comparison] = []
-    here, seconds = list[str](), None
+    here, seconds = "", None
     if settings.against is None:
         plan = plan_run(config, cluster, load_ds_config(config.deepspeed_config))
         seconds = measure_step(plan) if settings.measure else None
@@ -72,7 +73,7 @@ def main() -> None:
         run = read_run(settings.against)
         plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
         comparisons = list(compare(plan, run))
-    say("\n".join((*describe(plan), *memory_table(plan), *speed_and_run(plan, here), *comparison_table(comparisons))))
+    say(screen(plan, here, comparisons))
     for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
         say(f"warning: {caution}", file=sys.stderr)
     if settings.json is not None:
@@ -92,138 +93,45 @@ def parse_arguments(words: Sequence[str] | None = None) -> PlanSettings:
     return settings
 
 
-def describe(plan: "RunPlan") -> Iterator[str]:
-    config, cluster, work = plan.config, plan.cluster, plan.work
-    batch = config.batch
-    known = "assumed: pass --data" if work.assumed else "of the data"
-    device = "CPU process" if plan.gpu is None else cluster.gpu
-    yield f"model     {plan.parameters:,} parameters with {show_sizes(work.vocab_sizes)} words, {config.arithmetic}"
-    yield f"machine   {cluster.nodes} node(s) with {cluster.gpus} x {device}, {plan.chosen.zero.name}"
-    yield (
-        f"a step    {batch.packs_per_step} packs of {work.source_budget:,} source and {batch.max_target_tokens:,} "
-        f"target tokens, {work.fill:.1%} full"
-    )
-    yield (
-        f"          {plan.target_tokens_per_step:,.0f} target tokens; each rank computes {plan.accumulation} x "
-        f"{batch.packs_at_once} pack(s)"
-    )
-    yield f"text      vocabulary, source budget and fill {known}"
-
-
-def memory_table(plan: "RunPlan") -> Iterator[str]:
-    unit, name = (_GIB, "GiB") if plan.chosen.memory.peak > 2 * _GIB else (2**20, "MiB")
-    of = f" of {plan.gpu.memory_gib * _GIB / unit:,.0f}" if plan.gpu else ""
-    columns = ("weights", "optimizer", "gradients", "activations", "loss", "buffers", f"needed{of}", "host")
-    widths = [max(len(column), 7) + 2 for column in columns]
-    yield ""
-    yield f"memory of one rank, {name}"
-    yield " " * 16 + "".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True))
-    for stage in plan.stages:
-        of_rank = stage.memory
-        values = (
-            *(of_rank.weights, of_rank.masters + of_rank.moments, of_rank.gradients, of_rank.activations),
-            *(of_rank.loss, of_rank.buffers, of_rank.needed, of_rank.host),
-        )
-        digits = 2 if unit == _GIB else 0
-        cells = "".join(f"{value / unit:>{width},.{digits}f}" for value, width in zip(values, widths, strict=True))
-        verdict = {None: "", True: "  fits", False: "  too large"}[stage.fits]
-        yield f"{'>' if stage is plan.chosen else ' '} {stage.zero.name:14}{cells}{verdict}"
-    yield "needed: the peak, 5% for gaps and 1.5 GiB for CUDA and libraries; >: the run's own setting"
-
-
-def speed_here(plan: "RunPlan", seconds: float | None) -> list[str]:
+def speed_here(plan: "RunPlan", seconds: float | None) -> str:
     """Describe the speed of this machine: nothing if it has a GPU and its CPU cores were not measured.
 
     Args:
         seconds: measured time of a step; None if it was not measured.
     """
-
     import torch
 
     cores = len(os.sched_getaffinity(0))
     where = f"here      this machine, {cores} CPU core(s): "
     if seconds is not None:
         rate, hours = plan.target_tokens_per_step / seconds, plan.config.max_steps * seconds / 3600
-        return [f"{where}{rate:,.0f} target tokens/s, MEASURED in one process; all steps {hours:,.1f} h"]
-    return [] if torch.cuda.is_available() else [f"{where}not measured: add --measure"]
+        return f"{where}{rate:,.0f} target tokens/s, MEASURED in one process; all steps {hours:,.1f} h"
+    return "" if torch.cuda.is_available() else f"{where}not measured: add --measure"
 
 
-def speed_and_run(plan: "RunPlan", here: list[str]) -> Iterator[str]:
-    """Describe speed, duration and disk, after the lines on the speed of this machine."""
-    yield ""
-    yield from here
-    cluster, time = plan.cluster, plan.step_time
-    if plan.gpu is None:
-        yield "speed     no prediction for a CPU: train some steps, then measure with --against"
-    elif time is None:
-        yield "speed     no prediction with offload, because hosts differ"
-    else:
-        peak = plan.gpu.bf16_tflops if plan.config.arithmetic == "bf16" else plan.gpu.fp32_tflops
-        yield (
-            f"speed     {cluster.gpu}: {plan.target_tokens_per_second:,.0f} target tokens/s: a MODEL, not a "
-            f"measurement (--mfu {cluster.mfu:g} of {peak:g} TFLOP/s)"
-        )
-        yield (
-            f"          a step {1000 * time.total:,.1f} ms: operations {1000 * time.compute:,.1f}, update "
-            f"{1000 * time.update:,.1f}, communication {1000 * time.communication:,.1f}"
-        )
-        if time.launches > time.compute + time.update:
-            yield (
-                f"          limited by the launches of its kernels, {1000 * time.launches:,.1f} ms on the host: larger "
-                "steps are faster"
-            )
-        if cluster.world_size > 1:
-            yield from basis_of_communication(plan, plan.gpu)
-            yield from best_nodes(plan)
-    yield f"run       {plan.config.max_steps:,} steps, {plan.training_flops:.2e} FLOPs"
-    if plan.hours is not None and plan.jobs is not None and cluster.is_one_gpu:
-        yield f"          {plan.hours:,.1f} h on one {cluster.gpu}, without validation and saving"
-    elif plan.hours is not None and plan.jobs is not None:
-        jobs = f"{plan.jobs} job{'s' * (plan.jobs > 1)} of {cluster.job_hours:g} h, {plan.jobs - 1} requeue(s)"
-        yield f"          {plan.hours:,.1f} h, without validation and saving: {jobs}"
-    if plan.epochs is not None:
-        yield f"          {plan.epochs:,.1f} epochs of {plan.work.corpus_target_tokens:,} target tokens"
-    checkpoint, weights = plan.checkpoint_bytes / _GIB, plan.weights_bytes / _GIB
-    yield (
-        f"disk      {plan.disk_bytes / _GIB:,.2f} GiB at most: a checkpoint {checkpoint:,.2f}, a weight file "
-        f"{weights:,.2f}"
-    )
+def screen(plan: "RunPlan", here: str, comparisons: "list[Comparison]") -> str:
+    """Return what the command prints.
 
-
-def basis_of_communication(plan: "RunPlan", gpu: GpuKind) -> Iterator[str]:
-    """Describe the assumptions behind the communication time."""
-    network = plan.cluster.network_gbit or gpu.node_gbit
-    between = f"{network:g} Gbit/s and {1e6 * NETWORK_LATENCY:g} µs between nodes, " if plan.cluster.nodes > 1 else ""
-    within = f"{gpu.link_gb_per_second:g} GB/s and {1e6 * LINK_LATENCY:g} µs in a node"
-    yield f"          rings over {between}{within}; no overlap"
-    yield "          checked on slow links of known rates with gloo, not with NCCL on GPUs: docs/planning.md"
-
-
-def best_nodes(plan: "RunPlan") -> Iterator[str]:
-    """Name the best number of nodes, and the stage that suits it if it fits."""
-    assert plan.best is not None
-    rate = plan.target_tokens_per_step / plan.best.seconds[plan.best.nodes]
-    faster = f"no other number is more than {1 / ENOUGH - 1:.0%} faster"
-    yield f"best      {plan.best.nodes} node(s): {rate:,.0f} target tokens/s; {faster}"
-    stage = next(stage for stage in plan.stages if stage.zero.stage == plan.best.stage)
-    if stage.fits:
-        why = (
-            "each rank has one micro-batch per step and sends gradients meanwhile (not counted here)"
-            if plan.best.stage == 2
-            else "each rank has several micro-batches per step and sends gradients once"
-        )
-        yield f"          {stage.zero.name}: {why}"
-
-
-def comparison_table(comparisons: "list[Comparison]") -> Iterator[str]:
-    if not comparisons:
-        return
-    yield ""
-    yield f"{'':40}{'predicted':>14}{'measured':>14}{'predicted ÷ measured':>23}"
-    for row in comparisons:
-        name = f"{row.what}{f', {row.unit}' if row.unit else ''}"
-        ratio = f"{row.predicted / row.measured:.2f}" if row.predicted and row.measured else "—"
-        yield f"{name:40}{shown(row.predicted):>14}{shown(row.measured):>14}{ratio:>23}"
+    Args:
+        here: speed of this machine.
+    """
+    return fill(
+        Path(__file__).parents[1] / "preflight" / "plan.txt.j2",
+        filters={
+            "count": "{:,.0f}".format,
+            "gib": lambda count: f"{count / _GIB:,.2f}",
+            "ms": lambda seconds: f"{1000 * seconds:,.1f}",
+            "shown": shown,
+            "sizes": show_sizes,
+        },
+        plan=plan,
+        here=here,
+        comparisons=comparisons,
+        gib=_GIB,
+        enough=ENOUGH,
+        link_latency=LINK_LATENCY,
+        network_latency=NETWORK_LATENCY,
+    ).rstrip("\n")
 
 
 def shown(value: float | None) -> str:
