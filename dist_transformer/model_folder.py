@@ -7,7 +7,6 @@ tokenizer.json      the tokenizer of the data folder
 README.md           the model card
 """
 
-import contextlib
 import glob
 import json
 import shlex
@@ -162,14 +161,9 @@ def write_model_folder(
         raise UserError(
             f"{path} is not written, because {broken!r} holds numbers that are not finite: use other weights"
         )
-    held = contextlib.ExitStack()
-    try:
-        make_folder(path.parent)
-        _put_back(path)
-        temporary = held.enter_context(folder_beside(path))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
-    try:
+    make_folder(path.parent)
+    _put_back(path)
+    with folder_beside(path) as temporary:
         with whole_path(temporary / WEIGHTS_FILE) as file:
             safetensors.torch.save_file(fp32, file)
         stated = to_plain(WeightsInfo(sha256=sha256_of(temporary / WEIGHTS_FILE)))
@@ -179,10 +173,6 @@ def write_model_folder(
         parameters = sum(tensor.numel() for tensor in fp32.values())
         write_file(temporary / CARD_FILE, _model_card(path.name, info, parameters, notes))
         _move_into_place(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): free space, or choose another folder") from None
-    finally:
-        held.close()
 
 
 def refuse_other_content(path: Path) -> None:

@@ -196,14 +196,9 @@ def write_best(result: Sweep) -> ModelInfo:
     """
     out, tables = result.settings.out, result.settings.tables
     report = json.dumps(result.report(), indent=2, ensure_ascii=False)
-    try:
-        make_folder(out.parent)
-        for file, text in zip(
-            tables, (report, f"# Means of weight files for {out.name}\n\n{result.table()}"), strict=True
-        ):
-            write_file(file, f"{text}\n")
-    except OSError as error:
-        raise UserError(f"{tables[0]} cannot be written ({error.strerror}): choose another --out") from None
+    make_folder(out.parent)
+    for file, text in zip(tables, (report, f"# Means of weight files for {out.name}\n\n{result.table()}"), strict=True):
+        write_file(file, f"{text}\n")
     return write_mean(result.best.chosen, out, result.note())
 
 

@@ -20,6 +20,7 @@ from dist_transformer.base.urls import without_secrets
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Start of the text of an OSError; the words after it say the same.
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
@@ -54,6 +55,17 @@ class UserError(Exception):
 
 def _for_a_person(text: str) -> str:
     return _ERROR_NUMBER.sub("", without_secrets(text))
+
+
+class WriteError(UserError, OSError):
+    """A file or folder that the system does not let us write; `OSError` has number, reason and path."""
+
+    def __str__(self) -> str:
+        if self.errno in _FULL:
+            remedy = ", because the disk is full: free space there, and run the same command again"
+        else:
+            remedy = f" ({self.strerror}): choose another place"
+        return one_line(f"{self.filename} cannot be written{remedy}")
 
 
 class TransientError(UserError):
@@ -189,7 +201,7 @@ def _place_of(error: Exception) -> str:
 def disk_is_full(error: Exception) -> bool:
     """Return whether an exception means a full disk or a used quota; libraries have classes of their own for it."""
     number = error.errno if isinstance(error, OSError) else None
-    return number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
+    return number in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
 def _is_short_of_memory(error: Exception) -> bool:

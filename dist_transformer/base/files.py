@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from dist_transformer.base.errors import UserError, disk_is_full
+from dist_transformer.base.errors import UserError, WriteError, disk_is_full
 from dist_transformer.base.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
@@ -48,15 +48,18 @@ def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Args:
         durable: False if the file is useless after a crash: it is written whole, but not flushed.
+
+    Raises:
+        WriteError: the system does not let us.
     """
     if _is_stream(path):
         yield path
         return
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    rights = stat.S_IMODE(os.fstat(handle).st_mode)
-    os.close(handle)
     try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        rights = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.close(handle)
         yield beside
         if stat.S_IMODE(beside.stat().st_mode) != rights:
             # Some libraries also write a temporary file and rename it, and leave a file that only its owner can read.
@@ -68,14 +71,24 @@ def whole_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
         if durable:
             sync(path.absolute().parent)
     except Exception as error:
-        raise _named(error, path) from error
+        raise _named(error, path, beside) from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
-def _named(error: Exception, path: Path) -> Exception:
-    """Name the path in the error of a full disk: the system's error of a write has none, and a library's is its own."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) if disk_is_full(error) else error
+def _named(error: Exception, path: Path, beside: Path) -> Exception:
+    """Name the path in an error of the system: that of a write has no name, and a library's of a full disk is its own.
+
+    Args:
+        beside: what was written in place of the path; errors of other files stay as they are.
+    """
+    if disk_is_full(error):
+        return WriteError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    if not isinstance(error, OSError) or isinstance(error, UserError) or error.errno is None:
+        return error
+    is_own = error.filename is None or str(error.filename).startswith(str(beside))
+    return WriteError(error.errno, error.strerror, str(path)) if is_own else error
 
 
 def _is_stream(path: Path) -> bool:
@@ -143,12 +156,19 @@ def remove_tree(path: Path, *, as_far_as_possible: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, durably."""
+    """Make a folder and its missing parents, durably.
+
+    Raises:
+        WriteError: the system does not let us.
+    """
     path = path.absolute()
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():
-            folder.mkdir(exist_ok=True)
-            sync(folder.parent)
+            try:
+                folder.mkdir(exist_ok=True)
+                sync(folder.parent)
+            except OSError as error:
+                raise _named(error, folder, folder) from error
 
 
 def append_to(path: Path) -> io.BufferedWriter:
@@ -205,7 +225,7 @@ def folder_beside(path: Path) -> Iterator[Path]:
                 yield folder
                 return
             except Exception as error:
-                raise _named(error, path) from error
+                raise _named(error, path, folder) from error
             finally:
                 remove_tree(folder, as_far_as_possible=True)
 

@@ -10,20 +10,16 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS
+from dist_transformer.config.schema import require_positive
 from dist_transformer.run.layout import read_records
 from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.launch import as_typed, installed_program, own_command, run_printed
-from dist_transformer.runtime.processes import MOST_PROCESSES
 from dist_transformer.runtime.world import require_no_launch
-
-# The commands that the demo starts would refuse these numbers only after the work of those before.
-_MOST = {"processes": MOST_PROCESSES, "train_pairs": MOST_TOY_PAIRS, "max_steps": 2**30, "average": 1000}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +38,8 @@ class DemoSettings:
     """Newest weight files to average; default: as average chooses."""
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if (value := getattr(self, name)) is not None and not 1 <= value <= most:
-                raise UserError(f"{name} is {value}: it must be 1 to {most:,}")
+        # The commands that the demo starts would refuse them only after the work of those before.
+        require_positive(self, "processes", "train_pairs", "max_steps", "average")
 
 
 def main() -> None:

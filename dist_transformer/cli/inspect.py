@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_transformer.base.errors import UserError, say
+from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import require_not_negative, setting
@@ -84,7 +84,7 @@ def main() -> None:
         for source, target in random_examples(train, folder.tokenizer(), settings.examples, seed=settings.seed):
             say(f"{source} ||| {target}")
     if settings.png is not None:
-        write_picture(settings.png, as_png(length_picture(lengths, names)))
+        write_file(settings.png, as_png(length_picture(lengths, names)))
 
 
 def describe(folder: DataFolder) -> str:
@@ -116,10 +116,3 @@ def describe_epoch(epoch: "EpochSummary") -> str:
         f"{totals.pairs / totals.packs:.1f} pairs per pack; {epoch.unfit_pairs:,} pairs fit no pack\n"
         f"fill:     source {epoch.source_fill:.2%}, target {epoch.target_fill:.2%}, together {epoch.fill:.2%}"
     )
-
-
-def write_picture(path: Path, content: bytes) -> None:
-    try:
-        write_file(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --png") from None

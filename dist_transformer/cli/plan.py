@@ -158,10 +158,7 @@ def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", her
         **{name: getattr(plan, name) for name in (*figures, "training_flops", "disk_bytes")},
         "comparison": [dataclasses.asdict(row) for row in comparisons],
     }
-    try:
-        write_file(path, json.dumps(values, indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None
+    write_file(path, json.dumps(values, indent=1) + "\n")
 
 
 def refuse_what_does_not_fit(plan: "RunPlan") -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
 
 
@@ -22,10 +21,7 @@ def write_report(report: dict[str, Any], file: Path, *, beside: dict[Path, str] 
     Raises:
         UserError: the files cannot be written.
     """
-    try:
-        make_folder(file.parent)
-        for path, text in (beside or {}).items():
-            write_file(path, text)
-        write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}): choose another place") from None
+    make_folder(file.parent)
+    for path, text in (beside or {}).items():
+        write_file(path, text)
+    write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")

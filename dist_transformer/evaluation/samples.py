@@ -136,11 +136,8 @@ def write_sheet(run_dir: Path, *sheets: SampleSheet) -> Path:
     plain = [_without_none(dataclasses.asdict(sheet)) for sheet in sheets]
     content = plain[0] if len(plain) == 1 else {"sheets": plain}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    try:
-        make_folder(path.parent)
-        write_file(path, f"{text}\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): free space or choose another folder") from None
+    make_folder(path.parent)
+    write_file(path, f"{text}\n")
     return path
 
 

@@ -100,15 +100,11 @@ def export(
     info = info.facing(settings.direction, settings.tags)
     translator = Translator(model, tokenizer, device, Decoding(), tags=info.direction.tags)
     dev = dev_text(pairs, translator, info)
-    try:
-        make_folder(settings.out.absolute().parent)
-        with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:
-            job = _Job(settings, device, model, translator, info, dev, len(pairs), progress)
-            made = job.run(folder, quantised_folder, show)
-            _finish(folder if settings.quantization is None else quantised_folder, settings.out)
-    except OSError as error:
-        remedy = "free space, or choose another folder"
-        raise UserError(f"{settings.out} cannot be written ({error.strerror}): {remedy}") from None
+    make_folder(settings.out.absolute().parent)
+    with folder_beside(settings.out) as folder, folder_beside(settings.out) as quantised_folder:
+        job = _Job(settings, device, model, translator, info, dev, len(pairs), progress)
+        made = job.run(folder, quantised_folder, show)
+        _finish(folder if settings.quantization is None else quantised_folder, settings.out)
     return made
 
 

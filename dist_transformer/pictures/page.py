@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import folder_beside, make_folder, move, sync, write_file
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.reporting.figures import as_png
@@ -29,18 +28,15 @@ def write_pictures(out: Path, pictures: Sequence[Picture], notes: Sequence[str])
         UserError: the folder cannot be written.
     """
     page = render(pictures, notes, made=datetime.now(UTC))
-    try:
-        make_folder(out.absolute().parent)
-        with folder_beside(out) as folder:
-            for picture in pictures:
-                write_file(folder / f"{picture.name}.png", _small_png(picture))
-            # A sentence may hold halves of surrogate pairs, which cannot be encoded.
-            write_file(folder / PAGE_FILE, page.encode("utf-8", errors="replace"))
-            sync(folder)
-            # This also replaces an empty folder.
-            move(folder, out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
+    make_folder(out.absolute().parent)
+    with folder_beside(out) as folder:
+        for picture in pictures:
+            write_file(folder / f"{picture.name}.png", _small_png(picture))
+        # A sentence may hold halves of surrogate pairs, which cannot be encoded.
+        write_file(folder / PAGE_FILE, page.encode("utf-8", errors="replace"))
+        sync(folder)
+        # This also replaces an empty folder.
+        move(folder, out)
     return out / PAGE_FILE
 
 

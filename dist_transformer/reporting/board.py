@@ -166,8 +166,8 @@ class Board:
         except OSError as error:
             self._abandon()
             self._warn(
-                f"TensorBoard's file cannot be written ({error}): training continues without it; metrics.jsonl has "
-                "the figures"
+                f"TensorBoard's file cannot be written ({error.strerror}): training continues without it; "
+                "metrics.jsonl has the figures"
             )
 
     def _abandon(self) -> None:

@@ -100,7 +100,7 @@ def test_names_that_are_unknown_are_refused() -> None:
 def test_a_json_that_cannot_be_written_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"none/plan.json cannot be written .*choose another --json"):
+    with pytest.raises(UserError, match=r"none/plan.json cannot be written .*choose another place"):
         run(monkeypatch, capsys, f"--preset tiny --gpu cpu --json {tmp_path}/none/plan.json")
 
 

@@ -40,9 +40,8 @@ def test_no_default_is_written_but_in_its_dataclass(
         assert re.search(rf"\((required; )?default: {re.escape(shown)}[;)]", text), text
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "1025", "1099511627775"])
+@pytest.mark.parametrize("count", ["0", "-1"])
 def test_a_number_that_other_commands_get_is_refused_before_they_start(count: str) -> None:
     for flag in ("--processes", "--average", "--train-pairs"):
-        number = "-1" if flag == "--train-pairs" else count
-        with pytest.raises(UserError, match=rf"^{flag} is {number}: it must be 1 to "):
-            run(["demo", flag, number])
+        with pytest.raises(UserError, match=f"^{flag} is {count}: it must be above 0"):
+            run(["demo", flag, count])

@@ -20,7 +20,7 @@ def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path) -> None:
     board.picture("schedule", Figure(), 1)
     board.close()
     (warning,) = warnings
-    assert warning.startswith("TensorBoard's file cannot be written ([Errno 17] File exists: ")
+    assert warning.startswith("TensorBoard's file cannot be written (File exists): ")
     assert warning.endswith("): training continues without it; metrics.jsonl has the figures")
 
 

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.reporting.html.curves import charts, saving
 from dist_transformer.reporting.html.rendering import render_page
@@ -29,10 +28,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """
     page = render(load_run(run_dir), made=datetime.now(UTC))
     out = out or run_dir / REPORT_FILE
-    try:
-        write_file(out, page)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): choose another place with --out") from None
+    write_file(out, page)
     return out
 
 

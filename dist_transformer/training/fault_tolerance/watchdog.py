@@ -167,7 +167,9 @@ class Watchdog:
         distributed.on_all_ranks(
             prepare,
             errors=(OSError,),
-            describe=lambda error: f"cannot write to the run folder ({error}): fix it, or choose another --run-dir",
+            describe=lambda error: (
+                f"cannot write in {run_dir} ({getattr(error, 'strerror', error)}): choose another --run-dir"
+            ),
         )
         self._heartbeats = heartbeats
         # The first beat comes from this thread, so that even a rank that fails at once has been seen.

@@ -141,4 +141,4 @@ def test_the_tools_errors_name_what_is_wrong(toy_data: DataFolder, tmp_path: Pat
     output = run_command(*command, toy_data.path, "--max-target-tokens", 0, status=1)
     assert output.startswith("error: --max-target-tokens is 0: ")
     output = run_command(*command, toy_data.path, "--png", tmp_path / "no/a.png", status=1)
-    assert "a.png cannot be written (No such file or directory): choose another --png" in output
+    assert "a.png cannot be written (No such file or directory): choose another place" in output
