@@ -71,12 +71,8 @@ def write_result(run: Path) -> dict[str, object]:
     scores = read_json(run / "bleu.json")
     end = read_records(run, "end")[-1]
     measured = ("train_seconds", "target_tokens_per_second", "training_flops", "world_size", "zero_stage")
-    result: dict[str, object] = {
-        "bleu": scores["bleu"],
-        "signature": scores["signature"],
-        "synthetic": True,
-        **{name: end[name] for name in measured},
-    }
+    result = {name: scores[name] for name in ("bleu", "signature")} | {"synthetic": True}
+    result |= {name: end[name] for name in measured}
     write_file(run / "result.json", json.dumps(result, indent=1) + "\n")
     return result
 

@@ -9,20 +9,16 @@ tokens; fill is the share of these budgets that is text, over one epoch.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import write_file
+from dist_transformer.base.templates import fill
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import require_not_negative, setting
 from dist_transformer.config.settings import BatchConfig
-from dist_transformer.data.folder.format import SplitInfo
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
-
-if TYPE_CHECKING:
-    from dist_transformer.data.loading.events import EpochSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,51 +64,20 @@ def main() -> None:
     folder = DataFolder.open(settings.data)
     if settings.verify:
         folder.verify()
-        say("hashes: every file matches the index\n")
     index, train = folder.index, folder.train
     budgets = resolve_budgets(batch, source_tokens=train.info.source_tokens, target_tokens=train.info.target_tokens)
     names = [f"source, {index.source_language}", f"target, {index.target_language}"]
-    say(describe(folder))
     lengths = count_lengths(train)
-    say("\n" + length_histograms(lengths, names))
-    for name, side in zip(names, lengths, strict=True):
-        marks = ", ".join(f"{share:.0%} up to {side.quantile(share)}" for share in (0.5, 0.9, 0.99))
-        say(f"{name}: mean {side.mean:.1f} tokens, {marks}, longest {side.longest}")
-    say("\n" + describe_epoch(first_epoch(train, budgets, window_shards=batch.window_shards, seed=settings.seed)))
-    if settings.examples:
-        say()
-        for source, target in random_examples(train, folder.tokenizer(), settings.examples, seed=settings.seed):
-            say(f"{source} ||| {target}")
+    screen = fill(
+        Path(__file__).parents[1] / "data" / "folder" / "inspect.txt.j2",
+        filters={"sizes": show_sizes},
+        verified=settings.verify,
+        index=index,
+        histograms=length_histograms(lengths, names),
+        sides=list(zip(names, lengths, strict=True)),
+        epoch=first_epoch(train, budgets, window_shards=batch.window_shards, seed=settings.seed),
+        examples=list(random_examples(train, folder.tokenizer(), settings.examples, seed=settings.seed)),
+    )
+    say(screen.rstrip("\n"))
     if settings.png is not None:
         write_file(settings.png, as_png(length_picture(lengths, names)))
-
-
-def describe(folder: DataFolder) -> str:
-    index = folder.index
-    tags = f", {' '.join(index.source_tags)} in front of every source" if index.source_tags else ""
-    lines = [
-        f"{index.corpus} ({index.source_language}-{index.target_language}{', synthetic' if index.synthetic else ''}), "
-        f"vocabulary {show_sizes(index.vocab_sizes)}{', lowercased' if index.lowercase else ''}{tags}"
-    ]
-    rows: list[tuple[str, SplitInfo, dict[str, int]]] = [
-        ("train", index.train, index.dropped),
-        ("valid", index.valid, index.valid_dropped),
-    ]
-    for name, split, dropped in rows:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
-        drawn = f", {split.segmentations:,} segmentations of each" if split.segmentations > 1 else ""
-        lines += [
-            f"{name}: {split.pairs:,} pairs in {len(split.shards):,} shard(s){drawn}; dropped: {reasons}",
-            f"       {split.source_tokens:,} source and {split.target_tokens:,} target tokens",
-        ]
-    return "\n".join(lines)
-
-
-def describe_epoch(epoch: "EpochSummary") -> str:
-    budgets, totals = epoch.budgets, epoch.totals
-    return (
-        f"an epoch: {totals.packs:,} packs of at most {budgets.max_source_tokens:,} source tokens, "
-        f"{budgets.max_target_tokens:,} target tokens,\n          {budgets.max_sentences:,} pairs; "
-        f"{totals.pairs / totals.packs:.1f} pairs per pack; {epoch.unfit_pairs:,} pairs fit no pack\n"
-        f"fill:     source {epoch.source_fill:.2%}, target {epoch.target_fill:.2%}, together {epoch.fill:.2%}"
-    )

@@ -82,7 +82,6 @@ if TYPE_CHECKING:
 
 # Lines that are in memory at a time; batches are formed from them.
 _CHUNK_LINES = {"cpu": 2_000, "cuda": 10_000}
-_INPUT = "standard input"
 # Finished ranks wait for the others this long. A rank that dies is noticed by the launcher.
 _LONGEST_WAIT_MINUTES = 7 * 24 * 60.0
 # Settings for what to translate and where to write it; all others affect the translations.
@@ -203,7 +202,8 @@ def translate_stream(settings: TranslateSettings, world: World) -> None:
     translator, info = load_translator(settings, with_agreed_precision(settings.loading, device), device)
     at_terminal = sys.stdin.isatty()
     prompt = f"{info.direction.name}> " if at_terminal and sys.stderr.isatty() else ""
-    lines = decode_lines(typed_lines(prompt), _INPUT) if at_terminal else read_stream(sys.stdin.buffer, _INPUT)
+    typed = decode_lines(typed_lines(prompt), "standard input") if at_terminal else None
+    lines = typed or read_stream(sys.stdin.buffer, "standard input")
     first, lines_at_once = 0, 1 if at_terminal else settings.chunk_lines or _CHUNK_LINES[device.type]
     notes = Counter[str]()
     translate = translation_of(settings, translator, info, notes)

@@ -24,7 +24,6 @@ from dist_transformer.config.stated import refuse_without_effect
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
-_MODEL_SETTINGS = "config.json"
 _COMMON = (
     *("preset", "data", "run_dir", "max_steps", "init_from", "deepspeed_config", "precision", "seed"),
     *("validate_every", "save_every", "patience", "batch.target_tokens_per_step", "optimizer.peak_lr", "test_mode"),
@@ -125,7 +124,7 @@ def _with_architecture(
         UserError: a file has a wrong value; the message names it.
     """
     for folder in (run_dir or init_from, init_from):
-        file = folder / _MODEL_SETTINGS
+        file = folder / "config.json"
         try:
             values = read_json(file).get("model")
         except UserError:

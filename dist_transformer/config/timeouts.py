@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from dist_transformer.config.schema import require_not_negative, require_positive
 
+_LIMITS = ("timeout_minutes", "setup_timeout_minutes", "checkpoint_timeout_minutes", "evaluation_timeout_minutes")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeoutConfig:
@@ -21,15 +23,11 @@ class TimeoutConfig:
     """Time limit of the job, from its start; training saves and ends before it. 0: SLURM's limit, if there is one."""
 
     def __post_init__(self) -> None:
-        require_positive(self, *self._limits()[1:])
+        require_positive(self, *_LIMITS[1:])
         require_not_negative(self, "timeout_minutes", "walltime_minutes")
-
-    @staticmethod
-    def _limits() -> tuple[str, ...]:
-        return "timeout_minutes", "setup_timeout_minutes", "checkpoint_timeout_minutes", "evaluation_timeout_minutes"
 
     @property
     def collective_timeout_minutes(self) -> float:
         """Timeout of one collective in minutes."""
         # Longer than every limit above, so that the watchdog ends the job first: it names the rank that is behind.
-        return 1.5 * max(getattr(self, name) for name in self._limits())
+        return 1.5 * max(getattr(self, name) for name in _LIMITS)
