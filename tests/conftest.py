@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Many small tensors on few cores: threads would wait for each other longer than they compute. Before torch is loaded.
@@ -38,6 +39,12 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Time is no result: beside other work, an example may take any.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize=True
+)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)

@@ -1,18 +1,17 @@
 """Convert a model for another library: Hugging Face's transformers, or CTranslate2.
 
-dist-transformer export --model MODEL --to hf --src dev.en --ref dev.de --out OUT
+dist-transformer export --model MODEL --to hf --out OUT
 dist-transformer export --model MODEL --to ctranslate2 --quantize int8 --src dev.en --ref dev.de --out OUT
 
 --to hf: AutoModelForSeq2SeqLM and AutoTokenizer load the folder, with transformers 4.57 and later or 5. --to
 ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.json.
 
-The library loads the folder, and its results are compared with those of MODEL in fp32, on 1,000 random lines of the dev
-text and on hostile strings. The folder is written only if token ids and the texts of ids are the same,
-log-probabilities of given tokens differ by at most 1e-4 (more if logits are large), and 99.5% of greedy outputs are
-identical. 500 of the lines are translated by beam search, and 200 of these choose the length penalty of the library's
-search. If BLEU then differs by more than 0.2, or if there are fewer than 1,000 lines, the row is a warning, which is
-also in the model card. A quantised model may lose at most 0.5 BLEU. Each check is one row of stdout. If one fails, the
-exit status is 1 and nothing is written.
+The library loads the folder, and its results are compared with those of MODEL in fp32, on hostile strings and on a
+built-in text, or on 1,000 random lines of --src. The folder is written only if token ids and the texts of ids are the
+same, log-probabilities of given tokens differ by at most 1e-4 (more if logits are large), and 99.5% of greedy outputs
+are identical. With --ref, 500 of the lines get a BLEU by beam search. If it differs by more than 0.2, or if --src has
+fewer than 1,000 lines, the row is a warning, which is also in the model card. A quantised model may lose at most 0.5
+BLEU. Each check is one row of stdout. If one fails, the exit status is 1 and nothing is written.
 
 Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'.
 """
@@ -47,10 +46,10 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportCommand(ExportSettings):
-    """The model to export, and the dev text for its checks."""
+    """The model to export, and the text for its checks."""
 
     json: Path | None = None
-    """File for the results; the outputs of the dev text are written next to it."""
+    """File for the results; the outputs of beam search are written next to it."""
     device: str | None = None
     """cpu, cuda or cuda:N; default: cuda if there is one."""
 

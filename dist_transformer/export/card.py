@@ -1,6 +1,6 @@
 """README.md of an exported model, with the metadata that model hubs read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from dist_transformer.config.language_codes import base_language
 from dist_transformer.evaluation.bleu import Score
 from dist_transformer.export import ctranslate2_peer
 from dist_transformer.export.ctranslate2 import SUPPRESSED
+from dist_transformer.export.peer import LENGTH_PENALTY
 from dist_transformer.export.sentencepiece_files import MODEL_FILE, language_code
 from dist_transformer.model_folder import TOKENIZER_FILE, ModelInfo
 
@@ -34,12 +35,8 @@ class Card:
     dev_name: str
     """File name of the dev text."""
     dev_lines: int
-    ours: Score
-    theirs: Score
-    length_penalty: float
-    tried: Mapping[float, float]
-    """BLEU by length penalty, on `tuned_lines` of the lines."""
-    tuned_lines: int
+    bleu: Score | None
+    """BLEU of the exported model on the dev text, if it has references."""
     longest: int
     """Most tokens per output."""
     checks: Sequence[Check]
@@ -49,26 +46,28 @@ class Card:
 
         info, libraries = self.info, self.tokenizer_libraries
         pair = f"{info.source_language}-{info.target_language}"
-        result = EvalResult(
-            task_type="translation",
-            task_name=f"Translation {pair}",
-            dataset_type=self.dev_name,
-            dataset_name=f"{self.dev_name} (dev text, {self.dev_lines:,} lines)",
-            dataset_config=pair,
-            metric_type="bleu",
-            metric_name="sacreBLEU",
-            metric_value=round(self.theirs.value, 2),
-            metric_args={"signature": self.theirs.signature},
-        )
+        results = self.bleu and [
+            EvalResult(
+                task_type="translation",
+                task_name=f"Translation {pair}",
+                dataset_type=self.dev_name,
+                dataset_name=f"{self.dev_name} (dev text, {self.dev_lines:,} lines)",
+                dataset_config=pair,
+                metric_type="bleu",
+                metric_name="sacreBLEU",
+                metric_value=round(self.bleu.value, 2),
+                metric_args={"signature": self.bleu.signature},
+            )
+        ]
         metadata = ModelCardData(
             language=list(dict.fromkeys(map(base_language, (info.source_language, info.target_language)))),
             license=self.license,
             pipeline_tag="translation",
             library_name=self.library,
             tags=["translation"],
-            metrics=["bleu"],
+            metrics=["bleu"] if results else None,
             model_name=self.name,
-            eval_results=[result],
+            eval_results=results or None,
         )
         sides = zip(("tokenizer", "target"), ("", ctranslate2_peer.TARGET), libraries, strict=False)
         return fill_card(
@@ -77,6 +76,7 @@ class Card:
             **vars(self),
             front=language_code(*info.direction.tags) if libraries[0] == "sentencepiece" else "",
             files=[(variable, f"{prefix}{_FILES[reader]}", reader) for variable, prefix, reader in sides],
+            length_penalty=LENGTH_PENALTY,
             beam=ctranslate2_peer.BEAM_SIZE,
             patience=ctranslate2_peer.PATIENCE,
             never=[*SUPPRESSED, *([tag] for tag in self.tags)],

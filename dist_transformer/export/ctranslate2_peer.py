@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from dist_transformer.base.files import write_file
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer, Vocabulary
 from dist_transformer.export.ctranslate2 import Pieces, save_for_ctranslate2, translate_ids
-from dist_transformer.export.peer import SENTENCES, IdPair
+from dist_transformer.export.peer import LENGTH_PENALTY, SENTENCES, IdPair
 from dist_transformer.export.sentencepiece_files import MODEL_FILE, PieceTokenizer
 from dist_transformer.export.tokenizer_files import whole_tokenizer
 from dist_transformer.model.transformer import Transformer
@@ -152,14 +152,14 @@ class CTranslate2Peer:
             tags=self.tags,
         )
 
-    def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
+    def translate(self, lines: Sequence[str]) -> list[str]:
         found = translate_ids(
             self.translator,
             self.pieces,
             # Without </s>, which `translate_ids` adds.
             [ids[:-1] for ids in self.encode(lines)],
             beam_size=BEAM_SIZE,
-            length_penalty=length_penalty,
+            length_penalty=LENGTH_PENALTY,
             longest=self.longest,
             patience=PATIENCE,
             tags=self.tags,

@@ -1,19 +1,24 @@
 """Checks that an exported model gives the same outputs as ours; otherwise the export is not written.
 
 They compare token ids, decoded texts, log-probabilities of given targets and greedy search, in fp32, on a sample of the
-user's own text and on hostile strings. The BLEU of beam search may differ, because the libraries search in other ways:
-that is a warning. For a quantised model they compare BLEU.
+user's own text, or of a built-in one, and on hostile strings. The BLEU of beam search may differ, because the libraries
+search in other ways: that is a warning.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from dist_transformer.base.checks import Check
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.lines import read_lines
+from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.hostile import HOSTILE
@@ -34,17 +39,12 @@ BLEU_TOLERANCE = 0.2
 QUANTISED_LOSS = 0.5
 """BLEU that a quantised model may lose."""
 
-LENGTH_PENALTIES = (0.2, 0.4, 0.6)
-"""Values of α to try. The libraries divide by length^α and we by ((5 + length) / 6)^0.6, so the best α is not 0.6.
-For lengths of 10 to 100, an α of 0.4 to 0.57 gives the same ratios. With a higher α, `generate` searches longer: ten
-times as long at 1 as at 0.2."""
-
 COMPARED_LINES = 1000
-"""Most lines of dev text that are compared. With fewer, a limit of 99.5% of lines means little."""
+"""Most lines of the user's text that are compared. With fewer, a limit of 99.5% of lines means little."""
 SEARCHED_LINES = 500
 """Most of these lines that are translated by beam search, which takes most of the time."""
-TUNED_LINES = 200
-"""Most of those that choose the length penalty."""
+BUILT_IN_LINES = 60
+"""Lines of the built-in text that the models read and translate; the others compare ids and texts of ids."""
 SEED = 1
 """Seed of the samples of lines."""
 # Rough cost of a line: greedy search, our beam search, theirs.
@@ -86,16 +86,20 @@ def in_parts(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevText:
-    """Dev text, and our model's translations of it."""
+    """Text to compare with, and our model's translations of it."""
 
     numbers: list[int]
     """Numbers of the lines in the user's file, from 1."""
     sources: list[str]
-    references: list[str]
+    targets: list[str]
+    """Texts whose log-probabilities are compared."""
+    has_references: bool
+    """Whether the targets are references, of which there is a BLEU."""
+    is_built_in: bool
     outputs: list[str] = field(default_factory=list)
     """Beam search outputs of our model; empty before the search."""
-    target_language: str
-    lowercase: bool
+    target_language: str = ""
+    lowercase: bool = False
     """Whether BLEU ignores case, because the model's text is lowercased."""
 
     def sample(self, most: int) -> "DevText":
@@ -105,35 +109,64 @@ class DevText:
             self,
             numbers=[self.numbers[i] for i in rows],
             sources=[self.sources[i] for i in rows],
-            references=[self.references[i] for i in rows],
-            outputs=[self.outputs[i] for i in rows] if self.outputs else [],
+            targets=[self.targets[i] for i in rows],
         )
 
-    def bleu(self, outputs: Sequence[str]) -> Score:
-        return corpus_bleu(outputs, self.references, target_language=self.target_language, lowercase=self.lowercase)
+    def bleu(self, outputs: Sequence[str]) -> Score | None:
+        """Compute BLEU; None without references."""
+        if not self.has_references:
+            return None
+        return corpus_bleu(outputs, self.targets, target_language=self.target_language, lowercase=self.lowercase)
 
     def identical(self, outputs: Sequence[str]) -> int:
         """Count the lines that are identical to ours."""
         return sum(ours == theirs for ours, theirs in zip(self.outputs, outputs, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Search:
-    """Beam search of an exported model on the dev text."""
+def dev_text(
+    source: Path | None, reference: Path | None, tokenizer: Vocabulary, *, most_tokens: int | None = None, **more: Any
+) -> DevText:
+    """Sample lines of a text that are neither blank nor longer than `most_tokens`; by default, of the toy corpus.
 
-    length_penalty: float
-    outputs: list[str]
-    bleu: Score
-    tried: dict[float, float]
-    """BLEU by length penalty, on `tuned_lines` of the lines."""
-    tuned_lines: int
+    Args:
+        more: other fields of the result.
+
+    Raises:
+        UserError: there is no such line.
+    """
+    if source is not None and reference is not None:
+        pairs = list(LineFiles(source=source, target=reference).whole_pairs())
+    elif source is not None:
+        lines = list(read_lines(source))
+        # Any text has log-probabilities.
+        pairs = list(zip(lines, reversed(lines), strict=True))
+    else:
+        pairs = make_toy_corpus(train_pairs=COMPARED_LINES, valid_pairs=1, test_pairs=1).train
+    lengths = map(len, tokenizer.source.encode_batch([text for text, _ in pairs]))
+    fits = [
+        (number, *pair)
+        for number, (pair, length) in enumerate(zip(pairs, lengths, strict=True), 1)
+        if not tokenizer.source.is_blank(pair[0]) and (most_tokens is None or length <= most_tokens)
+    ]
+    if not fits:
+        raise UserError(
+            f"--src has {len(pairs):,} lines, all of them blank or too long: pass other text, or leave --src out"
+        )
+    numbers, sources, targets = (list(column) for column in zip(*fits, strict=True))
+    whole = DevText(
+        numbers=numbers,
+        sources=sources,
+        targets=targets,
+        has_references=reference is not None,
+        is_built_in=source is None,
+        **more,
+    )
+    return whole.sample(COMPARED_LINES)
 
 
-def units(dev: DevText, *, quantised: bool) -> int:
+def units(read: DevText, *, searched: int = 0) -> int:
     """Return the units of work of a comparison, about proportional to its time."""
-    searched, tuned = (min(most, len(dev.numbers)) for most in (SEARCHED_LINES, TUNED_LINES))
-    beams = (len(LENGTH_PENALTIES) - 1) * tuned + searched + searched * quantised
-    return _GREEDY * (len(dev.numbers) + len(HOSTILE)) + _OURS * searched + _THEIRS * beams
+    return _GREEDY * (len(read.numbers) + len(HOSTILE)) + (_OURS + _THEIRS) * searched
 
 
 def search_ours(translator: Translator, dev: DevText, progress: Progress) -> DevText:
@@ -147,54 +180,32 @@ def search_ours(translator: Translator, dev: DevText, progress: Progress) -> Dev
     return replace(dev, outputs=outputs)
 
 
-def search_theirs(peer: Exported, lines: Sequence[str], penalty: float, progress: Progress) -> list[str]:
-    """Translate lines by the exported model's beam search."""
-    return in_parts(
-        lambda part: peer.translate(part, penalty),
-        lines,
-        list(map(len, lines)),
-        lambda n: progress.advance(_THEIRS * n),
-    )
+def search_theirs(peer: Exported, dev: DevText, progress: Progress) -> list[str]:
+    """Translate a dev text by the exported model's beam search."""
+    progress.stage("their beam search")
+    lengths = list(map(len, dev.sources))
+    return in_parts(peer.translate, dev.sources, lengths, lambda n: progress.advance(_THEIRS * n))
 
 
-def tune(peer: Exported, dev: DevText, progress: Progress) -> Search:
-    """Choose a length penalty for the exported model's beam search on a sample, and translate all lines with it.
+def compare(
+    model: Transformer,
+    tokenizer: Vocabulary,
+    peer: Peer,
+    dev: DevText,
+    read: DevText,
+    progress: Progress,
+    **limits: Any,
+) -> Iterator[Check]:
+    """Compare the tokenizers on a text, and the models on a part of it.
 
-    It is the one with the highest BLEU within the tolerance of ours, or, if none is within it, with the BLEU closest to
-    ours. Among equals, it is the one with more lines identical to ours.
+    Args:
+        limits: further arguments of `Gate`.
     """
-    tuned = dev.sample(TUNED_LINES)
-    penalty, known, tried = _best_penalty(peer, tuned, progress)
-    progress.stage(f"their beam search, length penalty {penalty}")
-    rest = [source for number, source in zip(dev.numbers, dev.sources, strict=True) if number not in known]
-    others = iter(search_theirs(peer, rest, penalty, progress))
-    outputs = [known[number] if number in known else next(others) for number in dev.numbers]
-    return Search(
-        length_penalty=penalty,
-        outputs=outputs,
-        bleu=dev.bleu(outputs),
-        tried=tried,
-        tuned_lines=len(tuned.numbers),
-    )
-
-
-def _best_penalty(peer: Exported, dev: DevText, progress: Progress) -> tuple[float, dict[int, str], dict[float, float]]:
-    """Return the length penalty, its outputs by the number of the line, and BLEU by length penalty."""
-    ours = dev.bleu(dev.outputs).value
-    found = []
-    for penalty in LENGTH_PENALTIES:
-        progress.stage(f"their beam search, length penalty {penalty}")
-        outputs = search_theirs(peer, dev.sources, penalty, progress)
-        found.append((penalty, outputs, dev.bleu(outputs)))
-
-    def worth(entry: tuple[float, list[str], Score]) -> tuple[float, float, int]:
-        _, outputs, bleu = entry
-        beyond = max(0.0, abs(bleu.value - ours) - BLEU_TOLERANCE)
-        return -beyond, bleu.value, dev.identical(outputs)
-
-    penalty, outputs, _ = max(found, key=worth)
-    tried = {penalty: bleu.value for penalty, _, bleu in found}
-    return penalty, dict(zip(dev.numbers, outputs, strict=True)), tried
+    texts, models = (Gate(model, tokenizer, peer, each, progress, **limits) for each in (dev, read))
+    yield from dev_size(dev)
+    for check in (texts.token_ids, texts.decoding, models.log_probabilities, models.greedy):
+        progress.stage(check.__name__.replace("_", " "))
+        yield check()
 
 
 class Gate:
@@ -226,12 +237,12 @@ class Gate:
         hostile = [*filter(peer.reads, HOSTILE)]
         texts = [*dev.sources, *hostile]
         # The target of each hostile string is the next one.
-        targets = [*dev.references, *hostile[1:], hostile[0]]
+        targets = [*dev.targets, *hostile[1:], hostile[0]]
         sides = (tokenizer.source.encode_batch(texts), tokenizer.target.encode_batch(targets))
         self.pairs: list[IdPair] = [
             ([*self.prefix, *source][:room], target[:room]) for source, target in zip(*sides, strict=True)
         ]
-        self.texts = [*filter(peer.reads, (*dev.sources, *dev.references)), *hostile]
+        self.texts = [*filter(peer.reads, (*dev.sources, *dev.targets)), *hostile]
         self.counted = f"{len(dev.sources):,} lines and {len(hostile)} hostile strings"
 
     def token_ids(self) -> Check:
@@ -313,39 +324,34 @@ class Gate:
 
 
 def dev_size(dev: DevText) -> list[Check]:
-    """Warn of a small dev text."""
+    """Warn of a small text of the user's."""
     lines = len(dev.numbers)
-    if lines >= COMPARED_LINES:
+    if lines >= COMPARED_LINES or dev.is_built_in:
         return []
     found = f"only {lines:,} lines were compared, so rare differences may be missed"
-    remedy = f"pass {COMPARED_LINES:,} lines of dev text or more"
+    remedy = f"pass {COMPARED_LINES:,} lines of text or more"
     return [Check(name="dev text", found=found, state="warn", remedy=remedy)]
 
 
-def beam(dev: DevText, search: Search) -> Check:
-    """Compare the BLEU of the beam searches. A difference is a warning, because the other checks compare the models."""
-    ours, theirs = dev.bleu(dev.outputs), search.bleu
-    same = dev.identical(search.outputs)
+def beam(dev: DevText, outputs: Sequence[str], *, precision: str, quantization: str | None) -> Check:
+    """Compare the outputs and the BLEU of the beam searches.
+
+    A quantised model may lose little. Otherwise a difference is a warning, because the other checks compare the models.
+    """
+    ours, theirs = dev.bleu(dev.outputs), dev.bleu(outputs)
+    name = quantization or "beam search"
+    same = f"{dev.identical(outputs):,} of {len(outputs):,} outputs are identical to ours; computed here in {precision}"
+    if ours is None or theirs is None:
+        return Check.that(True, name=name, found=f"{same}; --src and --ref would state both BLEU")
+    found = f"{theirs.value:.2f} BLEU, ours {ours.value:.2f}; {same} ({theirs.signature})"
+    if quantization is not None:
+        is_close = ours.value - theirs.value <= QUANTISED_LOSS
+        return Check.that(is_close, name=name, found=f"{found}; a loss of {QUANTISED_LOSS} is allowed")
     return Check(
-        name="beam search",
-        found=f"{theirs.value:.2f} BLEU with length penalty {search.length_penalty}, ours {ours.value:.2f}; a "
-        f"difference of {BLEU_TOLERANCE} is usual; {same:,} of {len(dev.outputs):,} outputs are identical "
-        f"({theirs.signature})",
+        name=name,
+        found=f"{found}; a difference of {BLEU_TOLERANCE} is usual",
         state="ok" if abs(ours.value - theirs.value) <= BLEU_TOLERANCE else "warn",
         remedy="the models agree and their searches differ: try other values of length_penalty with the library",
-    )
-
-
-def quantised(dev: DevText, outputs: Sequence[str], *, quantization: str, precision: str) -> Check:
-    """Check the BLEU of a quantised model."""
-    ours, theirs = dev.bleu(dev.outputs), dev.bleu(outputs)
-    loss = ours.value - theirs.value
-    return Check.that(
-        loss <= QUANTISED_LOSS,
-        name=quantization,
-        found=f"{theirs.value:.2f} BLEU, {abs(loss):.2f} {'less' if loss > 0 else 'more'} than ours; "
-        f"a loss of {QUANTISED_LOSS} is allowed; computed here in {precision}; {dev.identical(outputs):,} of "
-        f"{len(outputs):,} outputs are identical to ours",
     )
 
 

@@ -13,7 +13,7 @@ from dist_transformer.base.files import write_file
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.export.marian import Numbering, Numberings, marian_model, numberings_of
-from dist_transformer.export.peer import IdPair, in_batches
+from dist_transformer.export.peer import LENGTH_PENALTY, IdPair, in_batches
 from dist_transformer.export.sentencepiece_files import SOURCE_FILE, language_code, marian_tokenizer_files
 from dist_transformer.export.tokenizer_files import CONFIG_FILE, tokenizer_config, whole_tokenizer
 from dist_transformer.model.transformer import Transformer
@@ -58,13 +58,13 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, i
         write_file(folder / CONFIG_FILE, tokenizer_config(model.config.max_positions))
 
 
-def write_generation_config(folder: Path, tokenizer: Vocabulary, config: ModelConfig, *, length_penalty: float) -> None:
+def write_generation_config(folder: Path, tokenizer: Vocabulary, config: ModelConfig) -> None:
     """Write the default search settings of `generate`."""
     ids = numberings_of(tokenizer, config)[1]
     never = {PAD_ID, UNK_ID, BOS_ID, *tokenizer.target.tag_ids(tokenizer.target.tags)}
     settings = {
         "num_beams": BEAM_SIZE,
-        "length_penalty": length_penalty,
+        "length_penalty": LENGTH_PENALTY,
         "max_new_tokens": longest_output(config.max_positions),
         # The search continues until no unfinished hypothesis can become the best one.
         "early_stopping": "never",
@@ -160,12 +160,12 @@ class HuggingFacePeer:
         return found
 
     @torch.inference_mode()
-    def translate(self, lines: Sequence[str], length_penalty: float) -> list[str]:
+    def translate(self, lines: Sequence[str]) -> list[str]:
         texts = [""] * len(lines)
         for places in in_batches([len(line) for line in lines]):
             texts_in = [self.front + lines[i] for i in places]
             inputs = self.tokenizer(texts_in, padding=True, return_tensors="pt").to(self.model.device)
-            rows = self.model.generate(**inputs, length_penalty=length_penalty)
+            rows = self.model.generate(**inputs)
             for i, text in zip(places, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
                 texts[i] = text
         return texts

@@ -16,7 +16,7 @@ Quantization = Literal["int8", "int8_float32", "int8_float16", "int8_bfloat16", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSettings:
-    """The model to export, and the dev text for its checks."""
+    """The model to export, and the text for its checks."""
 
     model: Path
     """Model folder."""
@@ -26,10 +26,10 @@ class ExportSettings:
     """Kind of the weights, with --to ctranslate2; default: fp32."""
     out: Path
     """Folder to write; it must be new or empty."""
-    source: Path = setting(flag="src")
-    """Dev text, one sentence per line, 1,000 lines or more; not the test set, because it chooses the length penalty."""
-    reference: Path = setting(flag="ref")
-    """Raw reference text, line by line."""
+    source: Path | None = setting(None, flag="src")
+    """Text to compare on, one sentence per line, 1,000 lines or more; default: a built-in text."""
+    reference: Path | None = setting(None, flag="ref")
+    """Raw reference text, line by line; with it, the card states BLEU."""
     name: str | None = None
     """Name of the model in its card; default: that of the folder."""
     license: str | None = None
@@ -40,6 +40,8 @@ class ExportSettings:
     """Tags in front of every source; default: those of the direction."""
 
     def __post_init__(self) -> None:
+        if self.reference is not None and self.source is None:
+            raise UserError("reference needs source: pass --src, or leave --ref out")
         if self.quantization is not None and self.to != "ctranslate2":
             raise UserError(
                 f"quantization {self.quantization} is for CTranslate2: pass --to ctranslate2, or leave it out"

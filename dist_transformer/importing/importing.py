@@ -8,12 +8,9 @@ from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.text.lines import read_lines
-from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
-from dist_transformer.export.gate import COMPARED_LINES, DevText, Gate, Progress, dev_size
-from dist_transformer.export.hostile import HOSTILE
+from dist_transformer.export.gate import Progress, compare, dev_text, units
 from dist_transformer.export.huggingface import longest_output
 from dist_transformer.importing.marian_folder import our_weights
 from dist_transformer.importing.originals import open_original
@@ -53,18 +50,12 @@ def import_marian(
     progress.stage("reading")
     with original.load(device, tags[:1]) as loaded:
         model = our_weights(loaded.weights, info.model, vocabulary).to(device)
-        dev = _dev_text(settings, vocabulary)
+        dev = dev_text(settings.source, None, vocabulary)
         read = dev.sample(READ_LINES)
-        progress.begin(len(read.sources) + len(HOSTILE))
+        progress.begin(units(read))
         longest = min(longest_output(config.max_positions), LONGEST)
-        texts, models = (
-            Gate(model, vocabulary, loaded.peer, each, progress, longest=longest, given=longest, tags=tags[:1])
-            for each in (dev, read)
-        )
-        checks = dev_size(dev)
-        for check in (texts.token_ids, texts.decoding, models.log_probabilities, models.greedy):
-            progress.stage(check.__name__.replace("_", " "))
-            checks.append(check())
+        limits = {"longest": longest, "given": longest, "tags": tags[:1]}
+        checks = list(compare(model, vocabulary, loaded.peer, dev, read, progress, **limits))
         checks += [check(read.sources, longest) for check in loaded.more]
     show(checks)
     if names := failed(checks):
@@ -97,21 +88,3 @@ def _info(
         synthetic=False,
         steps=(0,),
     )
-
-
-def _dev_text(settings: ImportSettings, vocabulary: MarianVocabulary) -> DevText:
-    if settings.source is None:
-        corpus = make_toy_corpus(train_pairs=COMPARED_LINES, valid_pairs=1, test_pairs=1)
-        lines = [source for source, _ in corpus.train]
-    else:
-        lines = list(read_lines(settings.source))
-    sources = [line for line in lines if not vocabulary.source.is_blank(line)]
-    dev = DevText(
-        numbers=list(range(1, len(sources) + 1)),
-        sources=sources,
-        # Any text has log-probabilities.
-        references=sources[::-1],
-        target_language="",
-        lowercase=False,
-    )
-    return dev.sample(COMPARED_LINES)

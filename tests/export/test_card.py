@@ -28,11 +28,7 @@ def card(info: ModelInfo, name: str, library: str, tokenizer: str) -> str:
             license=name,
             dev_name=name,
             dev_lines=1000,
-            ours=score,
-            theirs=score,
-            length_penalty=1.0,
-            tried={1.0: 30.0},
-            tuned_lines=1000,
+            bleu=score,
             longest=10,
             checks=[Check(name="a", found=name), Check(name="b", found=name, state="warn", remedy=name)],
         )

@@ -35,7 +35,6 @@ Lines = tuple[list[str], list[str]]
 def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dev texts of a test are short, and so are outputs of models that never learned to end them."""
     monkeypatch.setattr(gate, "COMPARED_LINES", 20)
-    monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4, 1.0))
     monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
 
 
@@ -142,7 +141,7 @@ def test_a_folder_for_transformers(make_settings: Callable[..., ExportSettings])
     generation = json.loads((settings.out / "generation_config.json").read_text(encoding="utf-8"))
     assert generation == {
         "num_beams": 4,
-        "length_penalty": made.search.length_penalty,
+        "length_penalty": 0.5,
         "max_new_tokens": 12,
         "early_stopping": "never",
         "suppress_tokens": [0, 1, 2],
@@ -273,8 +272,8 @@ def test_a_quantised_model_passes_in_fp32_first(
     """It may be computed in another type: not every processor has every one."""
     settings = make_settings(to="ctranslate2", quantization=quantization)
     made, checks = run(settings)
-    assert [check.name for check in checks] == [*ROWS, quantization]
-    assert f"computed here in {made.precision};" in checks[-1].found
+    assert [check.name for check in checks] == [*ROWS[:-1], quantization]
+    assert f"computed here in {made.precision} (" in checks[-1].found
     plain = dataclasses.replace(settings, quantization=None, out=settings.out.with_name("plain"))
     run(plain)
     sizes = [(each.out / "model.bin").stat().st_size for each in (settings, plain)]
@@ -355,7 +354,7 @@ def test_another_bleu_of_the_same_model_is_a_caution(
     settings = make_settings(to="ctranslate2")
     made, checks = run(settings)
     assert [check.name for check in checks if check.state == "warn"] == ["beam search"]
-    assert abs(made.search.bleu.value - made.dev.bleu(made.dev.outputs).value) > gate.BLEU_TOLERANCE
+    assert abs(made.dev.bleu(made.outputs).value - made.dev.bleu(made.dev.outputs).value) > gate.BLEU_TOLERANCE
     card = (settings.out / "README.md").read_text(encoding="utf-8")
     assert "| beam search | **Caution:** " in card
     assert "the models agree and their searches differ" in card
@@ -371,7 +370,6 @@ def translations(lines: Sequence[str]) -> list[object]:
 
 
 def test_few_lines_are_a_caution(make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "LENGTH_PENALTIES", (0.4,))
     monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
     settings = make_settings(to="ctranslate2", lines=3)
     _, checks = run(settings)
@@ -381,29 +379,51 @@ def test_few_lines_are_a_caution(make_settings: Callable[..., ExportSettings], m
     assert "| dev text | **Caution:** only 3 lines were compared" in card
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_without_text_a_built_in_one_is_compared(
+    quantization: str | None, make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All built-in lines go through the tokenizers, some through the models, and the card states no BLEU."""
+    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+    monkeypatch.setattr(module, "BUILT_IN_LINES", 8)
+    settings = make_settings(to="ctranslate2", quantization=quantization, source=None, reference=None)
+    progress = Watched()
+    made, checks = run(settings, progress)
+    assert progress.said == ["comparing 8 lines, 8 of them by beam search (seed 1)"]
+    assert [check.name for check in checks] == [*ROWS[:-1], quantization or "beam search"]
+    assert checks[0].found == "the same for 1,000 lines and 57 hostile strings"
+    assert {check.state for check in checks} == {"ok"}
+    assert (made.report()["bleu"], made.report()["sentences"]) == (None, 8)
+    assert "--src and --ref would state both BLEU" in checks[-1].found
+    metadata, text = (settings.out / "README.md").read_text(encoding="utf-8").split("\n---\n", 1)
+    assert "model-index" not in metadata
+    assert "BLEU on" not in text
+    with pytest.raises(UserError, match=r"^reference needs source: pass --src, or leave --ref out$"):
+        make_settings(to="hf", source=None)
+
+
 @pytest.mark.usefixtures("few_lines")
 def test_a_sample_is_compared_and_stated_beforehand(
     make_settings: Callable[..., ExportSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same lines each time; the outputs belong to the lines whose numbers are stated."""
-    for name, lines in (("COMPARED_LINES", 40), ("SEARCHED_LINES", 10), ("TUNED_LINES", 4)):
-        monkeypatch.setattr(gate, name, lines)
-        monkeypatch.setattr(module, name, lines, raising=False)
+    monkeypatch.setattr(gate, "COMPARED_LINES", 40)
+    monkeypatch.setattr(module, "SEARCHED_LINES", 10)
     settings = make_settings(to="ctranslate2", lines=50, quantization="int8")
     progress = Watched()
     made, checks = run(settings, progress)
-    assert progress.said == ["comparing 40 of 50 lines, 10 of them by beam search (samples, seed 1)"]
+    assert progress.said == ["comparing 40 lines, 10 of them by beam search (seed 1)"]
     # Lines without text are not translated: the empty one, and U+0000 alone.
     assert progress.total == progress.done + 2 > 0
     assert checks[0].found == "the same for 40 lines and 57 hostile strings"
     numbers = made.report()["line_numbers"]
-    assert (len(numbers), made.report()["sentences"], made.search.tuned_lines) == (10, 10, 4)
+    assert (len(numbers), made.report()["sentences"]) == (10, 10)
     assert numbers == sorted(set(numbers))
     assert numbers != list(range(1, 11))
     lines = settings.source.read_text(encoding="utf-8").splitlines()
     assert made.dev.sources == [lines[number - 1] for number in numbers]
     peer = ctranslate2_peer.CTranslate2Peer(settings.out, CPU, longest=12)
-    assert peer.translate(made.dev.sources, made.search.length_penalty) == made.outputs
+    assert peer.translate(made.dev.sources) == made.outputs
     again = dataclasses.replace(settings, out=settings.out.with_name("again"))
     assert run(again)[0].dev.numbers == numbers
 
@@ -439,7 +459,7 @@ def test_lines_that_ours_would_split_are_left_out(
     assert (checks[0].name, checks[0].found[:13]) == ("dev text", "only 19 lines")
     settings.source.write_text(" \n" * 22, encoding="utf-8")
     other = dataclasses.replace(settings, out=settings.out.with_name("folder") / "other")
-    refused(other, r"^--src has 22 lines, all of them blank or too long: pass dev text")
+    refused(other, r"^--src has 22 lines, all of them blank or too long: pass other text")
 
 
 def test_what_is_there_stays(make_settings: Callable[..., ExportSettings]) -> None:

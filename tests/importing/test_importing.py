@@ -147,8 +147,7 @@ def plain(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (importing, gate):
-        monkeypatch.setattr(module, "COMPARED_LINES", 30)
+    monkeypatch.setattr(gate, "COMPARED_LINES", 30)
     monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
 
 
@@ -198,7 +197,7 @@ def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(again[name], tensor), name
     for name in ("source.spm", "target.spm", *(file.name for file in files)):
         assert (out / name).read_bytes() == before[name]
-    huggingface.write_generation_config(out, tokenizer, info.model, length_penalty=1.0)
+    huggingface.write_generation_config(out, tokenizer, info.model)
     assert generated(out, table) == generated(folder, table)
     stated = json.loads((out / "tokenizer_config.json").read_text())
     assert f"{stated['source_lang']}-{stated['target_lang']}" == names[0]

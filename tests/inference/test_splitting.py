@@ -73,7 +73,7 @@ def test_without_white_space_it_is_cut_between_characters(tokenizer: Tokenizer) 
     assert split_text("abcx\u0323d", tokenizer, 4) == ["abc", "x\u0323d"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=st.text(max_size=100) | st.text(alphabet="ab the.!。猫🐈\u0323\u200d \n½ﷺ", max_size=200),
     limit=st.integers(LEAST_LIMIT, 40),

@@ -52,7 +52,7 @@ def test_no_sentences_are_all_dummies() -> None:
     assert packed.lengths.tolist() == []
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 9), max_size=12), tail=st.integers(0, 40))
 def test_every_row_belongs_to_one_sentence_no_longer_than_the_cap(lengths: list[int], tail: int) -> None:
     cap, size = 9, max(1, sum(lengths) + tail)
