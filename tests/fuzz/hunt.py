@@ -98,6 +98,7 @@ def _search(kind: Format, lab: Lab, cases: int, seed: int) -> str:
         max_examples=cases,
         database=None,
         deadline=None,
+        derandomize=False,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
