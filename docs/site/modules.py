@@ -1,40 +1,32 @@
-"""The modules of the package, each with the first sentence of its docstring, as a nested list in Markdown.
+"""The map of the package, as architecture.md has it: its rooms from top to bottom, with the first sentence of each.
 
-`python docs/site/modules.py` prints it; a hook of mkdocs puts it on the page about the architecture.
+`python docs/site/modules.py` prints it.
 """
 
 import ast
-import re
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("dist_transformer", "benchmarks")
-MARK = "<!-- modules -->"
+PACKAGE = ROOT / "dist_transformer"
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    return markdown.replace(MARK, outline()) if MARK in markdown else markdown
+def rooms() -> str:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    rows = [_row(name) for layer in layers for name in layer.split(" | ")]
+    return "\n".join(["| room | modules | contents |", "|---|---|---|", *rows])
 
 
-def outline() -> str:
-    return "\n".join(line for name in PACKAGES for line in _folder(ROOT / name, ""))
-
-
-def _folder(folder: Path, indent: str) -> Iterator[str]:
-    yield f"{indent}- **`{folder.name}/`**: {_first_sentence(folder / '__init__.py')}"
-    for path in sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name)):
-        if path.is_dir() and (path / "__init__.py").exists():
-            yield from _folder(path, f"{indent}    ")
-        elif path.suffix == ".py" and path.name != "__init__.py":
-            yield f"{indent}    - `{path.name}`: {_first_sentence(path)}"
-
-
-def _first_sentence(module: Path) -> str:
-    text = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
-    paragraph = " ".join(text.partition("\n\n")[0].split())
-    return re.split(r"(?<=[.?!]) (?=[A-Z`\"])", paragraph)[0].rstrip(".")
+def _row(name: str) -> str:
+    path = PACKAGE / name.replace(".", "/")
+    is_folder = path.is_dir()
+    place = f"{name.replace('.', '/')}/" if is_folder else f"{name}.py"
+    count = len(list(path.rglob("*.py"))) - 1 if is_folder else 1
+    text = (path / "__init__.py" if is_folder else path.with_suffix(".py")).read_text("utf-8")
+    sentence = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
+    return f"| `{place}` | {count} | {sentence.rstrip('.')} |"
 
 
 if __name__ == "__main__":
-    print(outline())
+    print(rooms())
