@@ -8,7 +8,7 @@ Prints the address of the page when it is ready. Ctrl-C stops the server. With -
 side. Several folders after a flag are an ensemble, which translates with the mean of its models' probabilities and has
 no attention weights.
 
-Programs use it as they use LibreTranslate: POST /translate, GET /languages.
+Programs use it as they use LibreTranslate: POST /translate and /detect, GET /languages.
 
 The page is for this machine only. --host 0.0.0.0 opens it to other machines. There is no password, so anyone who can
 reach it can use the models. One search runs at a time; up to 8 requests wait, and further ones are refused.
@@ -26,7 +26,6 @@ from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import FLAT, require_positive, values_of
 from dist_transformer.inference.decoding import Decoding, ExactLoading, Search
 from dist_transformer.inference.loading import read_joint_info
-from dist_transformer.serving.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +60,7 @@ class ServeSettings:
 def main() -> None:
     settings = parse_arguments()
     # Set early, so that the signals also work while models are loaded. An exception could be lost there, and nothing
-    # needs an orderly end.
+    # needs an orderly end, not even a search.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     served = [paths for paths in (settings.model, settings.compare) if paths]
@@ -71,13 +70,12 @@ def main() -> None:
 
     from dist_transformer.runtime.device import find_device
     from dist_transformer.serving.models import load_models
-    from dist_transformer.serving.server import MOST_WAITING, address_of, is_loopback, make_app, open_socket, serve
+    from dist_transformer.serving.server import address_of, allowed_hosts, is_loopback, make_app, open_socket, serve
 
     device = find_device(settings.loading.device)
     listening = open_socket(settings.host, settings.port)
     models = load_models(served, settings.loading, settings.decoding(), device)
-    local, worker = is_loopback(listening), Worker(MOST_WAITING)
-    if not local:
+    if not is_loopback(listening):
         port = listening.getsockname()[1]
         print(
             f"warning: --host {settings.host} opens port {port} to other machines without a password: anyone who can "
@@ -85,12 +83,9 @@ def main() -> None:
             file=sys.stderr,
             flush=True,
         )
-    app = make_app(models, max_characters=settings.max_characters, only_local_names=local, worker=worker)
-    ready = f"Open {address_of(listening)} in a browser. Ctrl-C stops the server."
-    asyncio.run(serve(app, listening, lambda: print(ready, flush=True)))
-    if worker.is_busy:
-        # No client waits for that search any more, and the interpreter must not exit while a thread computes.
-        os._exit(0)
+    app = make_app(models, max_characters=settings.max_characters, hosts=allowed_hosts(listening))
+    print(f"Open {address_of(listening)} in a browser. Ctrl-C stops the server.", flush=True)
+    asyncio.run(serve(app, listening))
 
 
 def parse_arguments() -> ServeSettings:

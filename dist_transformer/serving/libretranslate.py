@@ -1,68 +1,56 @@
-"""Requests for translations in the API of LibreTranslate (https://docs.libretranslate.com), which has many clients.
+"""Requests of programs in the API of LibreTranslate (https://docs.libretranslate.com), which has many clients.
 
 {"q": text or [text, …], "source": "en", "target": "de", "format": "text"}, as JSON or as a form. Other fields, such as
 `api_key`, have no effect.
 """
 
 import operator
-import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from iso639 import Language, LanguageNotFoundError
+from pydantic import BaseModel, ConfigDict
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.language_codes import is_same_language
-from dist_transformer.serving.messages import checked_line, read_json
+from dist_transformer.config.language_codes import base_language, is_same_language
 from dist_transformer.serving.models import ServedModel, translate_lines
+from dist_transformer.serving.requests import one_line
 
-FORM = "application/x-www-form-urlencoded"
 # Lines take time each, however short they are.
 MOST_LINES = 128
 _ANY_SOURCE = "auto"
-_MOST_FIELDS = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchRequest:
-    """A request for translations of one or several texts."""
+class DetectRequest(BaseModel):
+    """A request for the language of a text, or of several."""
 
-    texts: tuple[tuple[str, ...], ...]
-    """Lines of each text."""
-    is_list: bool
-    """Whether the answer is a list."""
+    model_config = ConfigDict(strict=True)
+    q: str | list[str]
+
+
+class BatchRequest(DetectRequest):
+    """A request for translations of a text, or of several, from a language, or `auto`, to another."""
+
     source: str
-    """Language, or `auto`."""
     target: str
+    format: Literal["text", "", None] = None
 
 
-def read_batch(body: bytes, content_type: str, *, max_characters: int) -> BatchRequest:
-    """Read the body of a request for translations.
-
-    Args:
-        content_type: `FORM`, or that of JSON.
-        max_characters: most characters of all texts together.
+def lines_of(request: BatchRequest, *, max_characters: int) -> list[list[str]]:
+    """Return the lines of each text.
 
     Raises:
-        UserError: the body is anything else; the message is one sentence.
+        UserError: the texts have too many lines or characters, or a control character.
     """
-    fields = _form_fields(body) if content_type == FORM else _json_fields(body)
-    asked, format_ = fields.get("q"), fields.get("format")
-    given = asked if isinstance(asked, list) else [asked]
-    texts = [text for text in given if isinstance(text, str)]
-    if len(texts) < len(given):
-        raise UserError("q must be a text or a list of texts")
-    if format_ not in (None, "", "text"):
-        raise UserError("format must be text: other formats are not supported")
-    if not all(isinstance(fields.get(name), str) for name in ("source", "target")):
-        raise UserError("source and target must be languages, such as en and de")
+    texts = [request.q] if isinstance(request.q, str) else request.q
     characters = sum(map(len, texts))
     if characters > max_characters:
         raise UserError(f"q has {characters:,} characters and {max_characters:,} are allowed: send several requests")
-    lines = tuple(tuple(map(checked_line, _lines_of(text))) for text in texts)
+    lines = [[*map(one_line, text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))] for text in texts]
     count = sum(bool(line.strip()) for text in lines for line in text)
     if count > MOST_LINES:
         raise UserError(f"q has {count:,} lines and {MOST_LINES} are allowed: send several requests")
-    return BatchRequest(texts=lines, is_list=isinstance(asked, list), source=fields["source"], target=fields["target"])
+    return lines
 
 
 def choose_model(models: Sequence[ServedModel], request: BatchRequest) -> ServedModel:
@@ -90,15 +78,14 @@ def choose_model(models: Sequence[ServedModel], request: BatchRequest) -> Served
     raise UserError(f"no model translates from this source to this target: there is {directions}")
 
 
-def translate_batch(model: ServedModel, request: BatchRequest) -> dict[str, Any]:
-    """Translate the texts of a request line by line.
+def translate_texts(model: ServedModel, texts: Sequence[Sequence[str]]) -> list[str]:
+    """Translate the lines of several texts.
 
     Raises:
         UserError: the model's numbers are not finite, or the device has not enough memory.
     """
-    translated = iter(translate_lines(model, [line for text in request.texts for line in text]))
-    texts = ["\n".join(next(translated) for _ in text) for text in request.texts]
-    return {"translatedText": texts if request.is_list else texts[0]}
+    translated = iter(translate_lines(model, [line for text in texts for line in text]))
+    return ["\n".join(next(translated) for _ in text) for text in texts]
 
 
 def describe_languages(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
@@ -108,27 +95,18 @@ def describe_languages(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
         found = targets.setdefault(model.info.source_language, [])
         if model.info.target_language not in found:
             found.append(model.info.target_language)
-    return [{"code": source, "name": source, "targets": found} for source, found in targets.items()]
+    return [{"code": source, "name": _name(source), "targets": found} for source, found in targets.items()]
 
 
-def _lines_of(text: str) -> list[str]:
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+def possible_sources(models: Sequence[ServedModel]) -> list[dict[str, Any]]:
+    """Name the models' source languages, as if each were equally likely: nothing is detected."""
+    sources = list(dict.fromkeys(model.info.source_language for model in models))
+    return [{"language": source, "confidence": 100 / len(sources)} for source in sources]
 
 
-def _json_fields(body: bytes) -> dict[str, Any]:
-    fields = read_json(body)
-    if not isinstance(fields, dict):
-        raise UserError("the request must be a JSON object with q, source, target")
-    return fields
-
-
-def _form_fields(body: bytes) -> dict[str, str]:
+def _name(language: str) -> str:
     try:
-        pairs = urllib.parse.parse_qsl(
-            body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
-        )
-    except ValueError:
-        raise UserError("the request is not a form in UTF-8 with q, source, target") from None
-    if len(dict(pairs)) < len(pairs):
-        raise UserError("the form has a field twice: send lists as JSON")
-    return dict(pairs)
+        # Without an addition, such as "(macrolanguage)".
+        return Language.match(base_language(language)).name.partition(" (")[0]
+    except LanguageNotFoundError:
+        return language

@@ -16,7 +16,7 @@ from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo
-from dist_transformer.serving.messages import NO_TEXT, AttentionRequest, Kind
+from dist_transformer.serving.requests import NO_TEXT, AttentionRequest, Kind
 
 # Longer sentences have no maps: a picture of 128 by 128 words is illegible, and a layer of 8 such heads is 0.7 MB.
 LONGEST_MAP = 128
@@ -143,7 +143,7 @@ def attention(model: ServedModel, request: AttentionRequest) -> dict[str, Any]:
         UserError: the request does not fit the model, or the sentences are too long for a map.
     """
     tokenizer, config = model.translator.tokenizer, model.translator.model.config
-    source, target = model.translator.source_ids(request.text), list(request.tokens)
+    source, target = model.translator.source_ids(request.text), request.tokens
     if any(not 0 <= token < config.output_size for token in target):
         raise UserError(f"tokens holds an id that is not in the vocabulary of {config.output_size:,}: translate again")
     longest = min(LONGEST_MAP, config.max_positions)

@@ -8,41 +8,57 @@ POST /api/attention   {"model": 0, "text": …, "tokens": […], "kind": "cross"
 The API of LibreTranslate, for programs:
 
 GET  /languages       the directions of the models
+POST /detect          {"q": …} → the source languages of the models; nothing is detected
 POST /translate       {"q": … or […], "source": "en", "target": "de"} → {"translatedText": … or […]}
 
 An error is also JSON: {"error": one sentence}.
 """
 
 import asyncio
+import errno
 import importlib.resources
 import ipaddress
-import json
 import logging
-import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
-from aiohttp import web
+import hypercorn.asyncio
+from hypercorn.config import Config
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port
-from dist_transformer.serving.connections import Connections, Limits, while_working
-from dist_transformer.serving.faults import make_log
 from dist_transformer.serving.libretranslate import (
-    FORM,
+    BatchRequest,
+    DetectRequest,
     choose_model,
     describe_languages,
-    read_batch,
-    translate_batch,
+    lines_of,
+    possible_sources,
+    translate_texts,
 )
-from dist_transformer.serving.messages import most_bytes, read_attention_request, read_text
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate
-from dist_transformer.serving.receiving import content, receive
-from dist_transformer.serving.worker import TooBusyError, Worker
+from dist_transformer.serving.receiving import receive_form, receive_json
+from dist_transformer.serving.requests import AttentionRequest, TextRequest, check_length, most_bytes
 
 MOST_WAITING = 8
+SECONDS_TO_BEGIN = 5
+"""Time to send the headers of a request, from the connection or the last answer on."""
+SECONDS_TO_READ = 60
+"""Time in which a client that does not read its answer must begin to."""
 _PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -59,12 +75,11 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-# Time for responses that are being sent when the server stops.
-_SECONDS_TO_END = 1
 
-LOG = web.AppKey("LOG", logging.Logger)
-"""Log of the mistakes of an application."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# Mistakes in answers go to the same log as those in connections.
+log = logging.getLogger("asyncio")
+T = TypeVar("T")
+B = TypeVar("B", bound=DetectRequest)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -85,6 +100,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         # Allow the port of a server that has just ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            # Connections inherit it: one whose client does not read its answer ends.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SECONDS_TO_READ)
         listening.bind(address)
         listening.listen()
     except OSError as error:
@@ -108,167 +126,174 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def make_app(
-    models: Sequence[ServedModel], *, max_characters: int, only_local_names: bool, worker: Worker
-) -> web.Application:
+def allowed_hosts(listening: socket.socket) -> list[str]:
+    """Return the names that the Host header may have.
+
+    On a loopback address, these are loopback names. Otherwise a foreign web page could point its own name to 127.0.0.1
+    and read the answers (DNS rebinding).
+    """
+    local = ["localhost", "127.0.0.1", "[::1]", listening.getsockname()[0]]
+    return local if is_loopback(listening) else ["*"]
+
+
+def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Sequence[str]) -> ASGIApp:
     """Make the application.
 
     Args:
-        only_local_names: whether the Host header must be a loopback name. Otherwise a foreign web page could point its
-            own name to 127.0.0.1 and read the responses (DNS rebinding).
+        hosts: names that the Host header may have; `*`: any.
     """
+    queue, size = _Queue(), most_bytes(max_characters)
 
-    async def show_models(_: web.Request) -> web.Response:
+    async def show_models(_: Request) -> Response:
         limits = {"max_characters": max_characters, "longest_map": LONGEST_MAP - 1}
-        return _json({**limits, "models": [model.describe() for model in models]})
+        return JSONResponse({**limits, "models": [model.describe() for model in models]})
 
-    async def answer_translate(request: web.Request) -> web.Response:
-        text, prefix = read_text(await _json_body(request), max_characters=max_characters)
-        return _json({"results": await worker.run(lambda: [translate(model, text, prefix) for model in models])})
+    async def answer_translate(request: Request) -> Response:
+        wanted = TextRequest.model_validate_json(await receive_json(request, size))
+        for text in (wanted.text, wanted.prefix):
+            check_length(text, max_characters)
+        results = await queue.run(request, lambda: [translate(model, wanted.text, wanted.prefix) for model in models])
+        return JSONResponse({"results": results})
 
-    async def answer_attention(request: web.Request) -> web.Response:
-        wanted = read_attention_request(await _json_body(request), models=len(models), max_characters=max_characters)
-        return _json(await worker.run(lambda: attention(models[wanted.model], wanted)))
+    async def answer_attention(request: Request) -> Response:
+        wanted = AttentionRequest.model_validate_json(await receive_json(request, size))
+        check_length(wanted.text, max_characters)
+        if wanted.model >= len(models):
+            raise UserError(f"model must be a number from 0 to {len(models) - 1}")
+        return JSONResponse(await queue.run(request, lambda: attention(models[wanted.model], wanted)))
 
-    async def show_languages(_: web.Request) -> web.Response:
-        return _json(describe_languages(models))
+    async def show_languages(_: Request) -> Response:
+        return JSONResponse(describe_languages(models))
 
-    async def answer_batch(request: web.Request) -> web.Response:
-        body = await _batch_body(request)
-        wanted = read_batch(body, request.content_type, max_characters=max_characters)
-        model = choose_model(models, wanted)
-        return _json(await worker.run(lambda: translate_batch(model, wanted)))
+    async def receive(request: Request, kind: type[B]) -> B:
+        form = await receive_form(request, size)
+        return kind.model_validate_json(await receive_json(request, size)) if form is None else kind.model_validate(form)
 
-    guards = [_errors_as_json, _receive_first, *([_refuse_other_names] if only_local_names else [])]
-    log = make_log()
-    # What aiohttp decompresses has no limit in all its versions, and some damaged bodies fail in its protocol.
-    settings = {"auto_decompress": False, "logger": log}
-    app = web.Application(middlewares=guards, client_max_size=most_bytes(max_characters), handler_args=settings)
-    app[LOG] = log
-    app.on_response_prepare.append(_add_headers)
-    for path, (name, kind) in _PAGE.items():
-        app.router.add_get(path, _file_handler(name, kind))
-    app.router.add_get("/api/models", show_models)
-    app.router.add_post("/api/translate", answer_translate)
-    app.router.add_post("/api/attention", answer_attention)
-    app.router.add_get("/languages", show_languages)
-    app.router.add_post("/translate", answer_batch)
-    return app
+    async def answer_detect(request: Request) -> Response:
+        await receive(request, DetectRequest)
+        return JSONResponse(possible_sources(models))
 
+    async def answer_batch(request: Request) -> Response:
+        wanted = await receive(request, BatchRequest)
+        texts, model = lines_of(wanted, max_characters=max_characters), choose_model(models, wanted)
+        found = await queue.run(request, lambda: translate_texts(model, texts))
+        return JSONResponse({"translatedText": found[0] if isinstance(wanted.q, str) else found})
 
-async def serve(app: web.Application, listening: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with answering(app, listening, Limits()):
-        on_ready()
-        await stop.wait()
+    app = Starlette(
+        routes=[
+            *(Route(path, _file(*file)) for path, file in _PAGE.items()),
+            Route("/api/models", show_models),
+            Route("/api/translate", answer_translate, methods=["POST"]),
+            Route("/api/attention", answer_attention, methods=["POST"]),
+            Route("/languages", show_languages),
+            Route("/detect", answer_detect, methods=["POST"]),
+            Route("/translate", answer_batch, methods=["POST"]),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers=dict.fromkeys((HTTPException, UserError, ValidationError, ClientDisconnect), _explain),
+    )
 
+    async def with_headers(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
 
-@asynccontextmanager
-async def answering(app: web.Application, listening: socket.socket, limits: Limits) -> AsyncIterator[None]:
-    """Answer requests in the background; close the socket at the end."""
-    # A client that disconnects cancels its handler and its waiting work.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SECONDS_TO_END)
-    await runner.setup()
-    assert runner.server is not None
-    accepting = asyncio.create_task(Connections(runner.server, limits, app[LOG]).accept(listening))
-    try:
-        yield
-    finally:
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
-        listening.close()
-        await runner.cleanup()
+        await app(scope, receive, send_more)
+
+    return with_headers
 
 
-def _file_handler(name: str, kind: str) -> Handler:
+async def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve, and own the socket, until the task is cancelled."""
+    config = Config()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.keep_alive_timeout = SECONDS_TO_BEGIN
+    # No limit: with one, a body in many chunks that no route reads is waited for for ever.
+    config.max_app_queue_size = 0
+    config.include_server_header = False
+    # An impossible value, by which HTTP/2 fails: its connections have no limit of time.
+    config.h2_max_header_list_size = -1
+    config.errorlog = log
+    log.addFilter(_Once())
+    await hypercorn.asyncio.serve(app, config, shutdown_trigger=asyncio.Event().wait)  # type: ignore[arg-type]
+
+
+class _Queue:
+    """Searches, one at a time, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "search")
+        self._searches: list[Future] = []
+
+    async def run(self, request: Request, search: Callable[[], T]) -> T:
+        """Run the search of a request whose body has been received, unless the client leaves before it begins.
+
+        Raises:
+            HTTPException: the queue is full, or the search failed.
+        """
+        self._searches = [each for each in self._searches if not each.done()]
+        if len(self._searches) > MOST_WAITING:
+            sentence = f"{MOST_WAITING} requests are already waiting: try again in a moment"
+            raise HTTPException(503, sentence, {"Retry-After": "5"})
+        future = self._thread.submit(search)
+        self._searches.append(future)
+        # After the body, the only thing that comes is the end of the connection.
+        leaving = asyncio.ensure_future(request.receive())
+        leaving.add_done_callback(lambda _: future.cancel())
+        try:
+            return await asyncio.wrap_future(future)
+        except (UserError, asyncio.CancelledError):
+            raise
+        except BaseException:
+            # Also a panic of Rust, which is no Exception.
+            log.exception("error: a request failed")
+            raise HTTPException(500, "the server failed: see the error in its terminal") from None
+        finally:
+            leaving.cancel()
+
+
+class _Once(logging.Filter):
+    """Filter of a log: a mistake of the server is printed once, however often it happens, and one of a client never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[object, ...]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith("Unhandled exception in client_connected_cb"):
+            return False
+        kind, error, place = record.exc_info if record.exc_info else (None, None, None)
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            # asyncio prints 128 tracebacks at a time.
+            record.exc_info = None
+            record.msg, record.args = (
+                f"warning: connections cannot be accepted until others end ({error.strerror}): raise the limit of open "
+                "files, for example with ulimit -n",
+                (),
+            )
+        last = traceback.extract_tb(place)[-1:]
+        seen = (kind, record.getMessage().partition("\n")[0], *((frame.filename, frame.lineno) for frame in last))
+        is_new = seen not in self._seen
+        self._seen.add(seen)
+        return is_new
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     content = (importlib.resources.files("dist_transformer.serving") / "page" / name).read_bytes()
 
-    async def show(_: web.Request) -> web.Response:
-        return web.Response(body=content, content_type=kind, charset="utf-8")
+    async def show(_: Request) -> Response:
+        return Response(content, media_type=kind)
 
     return show
 
 
-async def _json_body(request: web.Request) -> bytes:
-    """Return the body of a request that only a page of this server can send."""
-    # A form of another site cannot send this content type. A script of another site needs CORS permission, which is
-    # never given.
-    if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="the request must have the content type application/json")
-    return await content(request)
-
-
-async def _batch_body(request: web.Request) -> bytes:
-    """Return the body of a request from a program, or from a page of this server."""
-    if request.content_type != FORM:
-        return await _json_body(request)
-    # Browsers name the site of each form that is sent; programs do not.
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.host:
-        raise web.HTTPForbidden(text="forms of other sites are not answered: send JSON, or no Origin header")
-    return await content(request)
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except UserError as error:
-        response = _error(400, str(error))
-    except TooBusyError:
-        sentence = f"{MOST_WAITING} requests are already waiting: try again in a moment"
-        response = _error(503, sentence, {"Retry-After": "5"})
-    except web.HTTPRequestEntityTooLarge as error:
-        response = _error(error.status, "the request is too long: send a shorter text")
-    except web.HTTPException as error:
-        # A 405 response must list the allowed methods, and a 415 response may list encodings.
-        named = {name: error.headers[name] for name in ("Allow", "Accept-Encoding") if name in error.headers}
-        response = _error(error.status, error.text or error.reason, named)
-    except Exception:
-        request.app[LOG].exception("a request failed")
-        response = _error(500, "the server failed: see the error in its terminal")
-    if not request.content.is_eof():
-        # The next request would begin within this one's body.
-        response.force_close()
-    return response
-
-
-@web.middleware
-async def _receive_first(request: web.Request, handler: Handler) -> web.StreamResponse:
-    await receive(request)
-    with while_working(request.transport):
-        return await handler(request)
-
-
-@web.middleware
-async def _refuse_other_names(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if not _names_loopback(request.headers.get("Host", "")):
-        raise web.HTTPForbidden(text="the server answers only as localhost: open the address that it printed")
-    return await handler(request)
-
-
-def _names_loopback(host: str) -> bool:
-    """Return whether a Host header, with or without its port, is `localhost` or a loopback address."""
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
-
-
-def _json(value: Any) -> web.Response:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return web.Response(text=text, content_type="application/json")
-
-
-def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": sentence}, status=status, headers=headers)
+async def _explain(_: Request, error: Exception) -> Response:
+    status, sentence, headers = 400, str(error), None
+    if isinstance(error, HTTPException):
+        status, sentence, headers = error.status_code, error.detail, error.headers
+    elif isinstance(error, ValidationError):
+        first = error.errors()[0]
+        about = f"{first['loc'][0] if first['loc'] else 'the request'}: {first['msg']}"
+        sentence = "the request is not JSON in UTF-8" if first["type"] == "json_invalid" else about
+    return JSONResponse({"error": sentence}, status, headers)

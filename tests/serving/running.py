@@ -1,5 +1,8 @@
 """`dist-transformer serve` as a user runs it, and the server alone in this process."""
 
+import asyncio
+import http.client
+import json
 import signal
 import subprocess
 import sys
@@ -7,10 +10,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dist_transformer.serving.connections import Limits
-from dist_transformer.serving.server import MOST_WAITING, answering, make_app, open_socket
-from dist_transformer.serving.worker import Worker
+from dist_transformer.serving import server
+from dist_transformer.serving.server import allowed_hosts, make_app, open_socket, serve
 from tests.conftest import allow_interrupts
 
 
@@ -62,11 +65,36 @@ def running_server(models: list[Path], *options: object, program: Sequence[str] 
         process.communicate()
 
 
+def send(
+    server: RunningServer, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Send a request; give status, headers and content of the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        # The names of headers are lower case.
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def post(server: RunningServer, path: str, value: Any) -> tuple[int, Any]:
+    """Send JSON; give status and JSON of the answer."""
+    status, _, content = send(server, "POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    return status, json.loads(content)
+
+
 @asynccontextmanager
-async def server_here(limits: Limits) -> AsyncIterator[int]:
-    """Serve in this process, without a model; give the port. A test replaces `server.translate`."""
+async def server_here(model: Any = None) -> AsyncIterator[int]:
+    """Serve in this process, without a translator; give the port. A test replaces `server.translate`."""
     listening = open_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    app = make_app([None], max_characters=100, only_local_names=True, worker=Worker(MOST_WAITING))  # type: ignore[list-item]
-    async with answering(app, listening, limits):
+    app = make_app([model], max_characters=100, hosts=allowed_hosts(listening))
+    serving = asyncio.create_task(serve(app, listening))
+    try:
         yield port
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        server.log.filters.clear()

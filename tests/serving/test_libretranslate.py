@@ -1,5 +1,3 @@
-import json
-import urllib.parse
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,21 +5,18 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.serving.libretranslate import (
-    FORM,
     MOST_LINES,
     BatchRequest,
     choose_model,
     describe_languages,
-    read_batch,
+    lines_of,
+    possible_sources,
 )
 from dist_transformer.serving.models import ServedModel
 
-GOOD = {"q": "a dog", "source": "en", "target": "de"}
 
-
-def read(changed: dict[str, Any], max_characters: int = 100) -> BatchRequest:
-    body = json.dumps({**GOOD, **changed}).encode()
-    return read_batch(body, "application/json", max_characters=max_characters)
+def read(changed: dict[str, Any]) -> BatchRequest:
+    return BatchRequest.model_validate({"q": "a dog", "source": "en", "target": "de", **changed})
 
 
 def served(*names: str) -> list[ServedModel]:
@@ -31,49 +26,23 @@ def served(*names: str) -> list[ServedModel]:
 
 
 def test_texts_are_read_as_lines() -> None:
-    one, several = read({}), read({"q": ["a\tb\r\n\nc\n", "", "d"], "api_key": "secret", "format": "text"})
-    assert (one.texts, one.is_list) == ((("a dog",),), False)
-    assert (several.texts, several.is_list) == ((("a b", "", "c", ""), ("",), ("d",)), True)
-    assert (read({"q": []}).texts, read({"q": []}).is_list) == ((), True)
-
-
-def test_a_form_is_read_as_json_is() -> None:
-    form = urllib.parse.urlencode({**GOOD, "q": "für dich 💥", "api_key": ""}).encode()
-    assert read_batch(form, FORM, max_characters=100) == read({"q": "für dich 💥"})
+    several = read({"q": ["a\tb\r\n\nc\n", "", "d"], "api_key": "secret", "format": "text"})
+    assert lines_of(several, max_characters=10) == [["a b", "", "c", ""], [""], ["d"]]
+    assert lines_of(read({}), max_characters=5) == [["a dog"]]
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("q", "message"),
     [
-        ({"q": None}, "q must be a text or a list of texts"),
-        ({"q": ["a", 5]}, "q must be a text or a list of texts"),
-        ({"q": ["a" * 60, "b" * 41]}, "q has 101 characters and 100 are allowed: send several requests"),
-        ({"q": "a\n" * (MOST_LINES + 1)}, "q has 129 lines and 128 are allowed: send several requests"),
-        ({"q": ["a"] * (MOST_LINES + 1)}, "q has 129 lines and 128 are allowed: send several requests"),
-        ({"q": ["a", "b\0"]}, "the text holds U+0000"),
-        ({"format": "html"}, "format must be text"),
-        ({"source": None}, "source and target must be languages"),
+        (["a" * 600, "b" * 401], "q has 1,001 characters and 1,000 are allowed: send several requests"),
+        ("a\n" * (MOST_LINES + 1), "q has 129 lines and 128 are allowed: send several requests"),
+        (["a"] * (MOST_LINES + 1), "q has 129 lines and 128 are allowed: send several requests"),
+        (["a", "b\0"], r"the text holds U\+0000"),
     ],
 )
-def test_a_bad_request_is_one_sentence(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as refused:
-        read(changed, max_characters=100 if "characters" in message else 1000)
-    assert str(refused.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "message"),
-    [
-        (b"[]", "application/json", "the request must be a JSON object"),
-        (b"q=%ff&source=en&target=de", FORM, "the request is not a form in UTF-8"),
-        (b"&".join(b"a%d=" % i for i in range(50)), FORM, "the request is not a form in UTF-8"),
-        (b"q=a&q=b&source=en&target=de", FORM, "the form has a field twice: send lists as JSON"),
-    ],
-)
-def test_a_bad_body_is_one_sentence(body: bytes, kind: str, message: str) -> None:
-    with pytest.raises(UserError) as refused:
-        read_batch(body, kind, max_characters=100)
-    assert str(refused.value).startswith(message)
+def test_a_bad_request_is_one_sentence(q: str | list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        lines_of(read({"q": q}), max_characters=1000)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +80,11 @@ def test_another_direction_is_one_sentence(names: tuple[str, ...], changed: dict
     assert str(refused.value).startswith(message)
 
 
-def test_languages_have_all_their_targets() -> None:
-    assert describe_languages(served("en-de", "en-fr", "de-en")) == [
-        {"code": "en", "name": "en", "targets": ["de", "fr"]},
-        {"code": "de", "name": "de", "targets": ["en"]},
+def test_languages_have_names_and_all_their_targets() -> None:
+    models = served("en-de", "en-fr", "zho_Hans-en", "our own-de")
+    assert describe_languages(models) == [
+        {"code": "en", "name": "English", "targets": ["de", "fr"]},
+        {"code": "zho_Hans", "name": "Chinese", "targets": ["en"]},
+        {"code": "our own", "name": "our own", "targets": ["de"]},
     ]
+    assert [each["language"] for each in possible_sources(models)] == ["en", "zho_Hans", "our own"]

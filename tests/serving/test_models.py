@@ -2,7 +2,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.inference.attention_maps import cross_attention_maps
 from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.translator import Translator
-from dist_transformer.serving.messages import KINDS, AttentionRequest
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, load_models, short_names, translate
+from dist_transformer.serving.requests import AttentionRequest, Kind
 from tests.small_model import restate
 
 Lines = tuple[list[str], list[str]]
@@ -27,7 +27,7 @@ def served(model_folder: Path) -> ServedModel:
 
 
 def ask(text: str, tokens: list[int], **settings: Any) -> AttentionRequest:
-    values = {"model": 0, "text": text, "tokens": tuple(tokens), "kind": "cross", "layer": 0, **settings}
+    values = {"model": 0, "text": text, "tokens": list(tokens), "kind": "cross", "layer": 0, **settings}
     return AttentionRequest(**values)
 
 
@@ -51,7 +51,7 @@ def test_translations_are_those_of_the_translator(served: ServedModel, toy_lines
     json.dumps(answer, allow_nan=False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", get_args(Kind))
 def test_rows_sum_to_1(served: ServedModel, toy_lines: Lines, kind: str) -> None:
     line = toy_lines[0][0]
     found = translate(served, line)
@@ -131,7 +131,7 @@ def test_a_long_text_has_no_maps(served: ServedModel) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens": (400,)}, "an id that is not in the vocabulary of 400"),
+        ({"tokens": [400]}, "an id that is not in the vocabulary of 400"),
         ({"layer": 1}, "layer is 1: it must be 0 to 0"),
     ],
 )

@@ -1,6 +1,5 @@
 """`dist-transformer serve` over HTTP, on a port of its own."""
 
-import contextlib
 import http.client
 import json
 import signal
@@ -8,21 +7,19 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from libretranslatepy import LibreTranslateAPI
 
-from dist_transformer.serving.messages import most_bytes
 from tests.conftest import run_python
-from tests.serving.running import TOOL, RunningServer, running_server
+from tests.serving.running import RunningServer, post, running_server, send
 
 pytestmark = pytest.mark.system
 
 JSON = {"Content-Type": "application/json"}
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +29,6 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
         # No request of any test was a mistake of the server.
         ended = running.end()
         assert (ended.status, ended.stdout, ended.stderr) == (0, "", "")
-
-
-def send(
-    server: RunningServer, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    try:
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
-    finally:
-        connection.close()
-
-
-def post(server: RunningServer, path: str, value: Any) -> tuple[int, dict[str, Any]]:
-    status, _, content = send(server, "POST", path, json.dumps(value).encode(), JSON)
-    return status, json.loads(content)
 
 
 def test_a_sentence_and_its_attention(server: RunningServer, toy_lines: tuple[list[str], list[str]]) -> None:
@@ -70,44 +50,33 @@ def test_a_sentence_and_its_attention(server: RunningServer, toy_lines: tuple[li
 )
 def test_the_page_comes_with_a_policy(server: RunningServer, path: str, kind: str) -> None:
     status, headers, content = send(server, "GET", path)
-    assert (status, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
+    assert (status, headers["content-type"]) == (200, f"{kind}; charset=utf-8")
     assert b"http" not in content
-    policy = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
+    policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
     assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == ("'none'", "'self'", "'none'")
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert "Access-Control-Allow-Origin" not in headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in headers
 
 
 @pytest.mark.parametrize(
-    ("value", "status", "sentence"),
+    ("path", "value", "sentence"),
     [
-        ({"text": "<script>alert(1)</script>"}, 200, None),
-        ({"text": "\u202ea\u200f"}, 200, None),
-        ({"text": "w" * 501}, 400, "the text has 501 characters, and at most 500 are allowed: send a shorter one"),
-        ({"text": "w" * most_bytes(500)}, 413, "the request is too long: send a shorter text"),
-        ({"text": "\u202e\u200f"}, 400, "there is no text: type a sentence"),
+        ("/api/translate", {"text": "w" * 501}, "the text has 501 characters, and at most 500 are allowed"),
+        ("/api/translate", {"text": "\u202e\u200f"}, "there is no text: type a sentence"),
+        ("/api/translate", ["a"], "the request: Input should be an object"),
+        (
+            "/api/attention",
+            {"model": 2, "text": "a", "tokens": [], "kind": "cross", "layer": 0},
+            "model must be a number",
+        ),
     ],
 )
-def test_input_of_any_kind(server: RunningServer, value: Any, status: int, sentence: str | None) -> None:
-    found, answer = post(server, "/api/translate", value)
-    assert found == status
-    if sentence is None:
-        assert len(answer["results"]) == 2
-    else:
-        assert answer["error"].startswith(sentence)
-
-
-@pytest.mark.parametrize("path", ["/api/translate", "/api/attention"])
-def test_what_is_not_json(server: RunningServer, path: str) -> None:
+def test_a_bad_request_is_one_sentence(server: RunningServer, path: str, value: Any, sentence: str) -> None:
+    status, answer = post(server, path, value)
+    assert status == 400
+    assert answer["error"].startswith(sentence)
     status, _, content = send(server, "POST", path, b"\xff\xff", JSON)
     assert (status, json.loads(content)) == (400, {"error": "the request is not JSON in UTF-8"})
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-def test_a_form_of_another_site_is_refused(server: RunningServer, kind: str) -> None:
-    status, _, content = send(server, "POST", "/api/translate", b'{"text": "a"}', {"Content-Type": kind})
-    assert status == 415
-    assert json.loads(content)["error"] == "the request must have the content type application/json"
 
 
 @pytest.mark.parametrize(
@@ -116,10 +85,10 @@ def test_a_form_of_another_site_is_refused(server: RunningServer, kind: str) -> 
         ("localhost", 200),
         ("LOCALHOST:8000", 200),
         ("[::1]:8000", 200),
-        ("evil.example", 403),
-        ("localhost.evil.example", 403),
-        ("192.168.0.1", 403),
-        ("", 403),
+        ("evil.example", 400),
+        ("localhost.evil.example", 400),
+        ("192.168.0.1", 400),
+        ("", 400),
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/api/models"])
@@ -139,48 +108,20 @@ def test_other_paths(server: RunningServer, method: str, path: str, status: int)
     found, headers, content = send(server, method, path)
     assert found == status
     assert json.loads(content).keys() == {"error"}
-    assert "Content-Security-Policy" in headers
+    assert "content-security-policy" in headers
 
 
-def test_programs_translate_lists(server: RunningServer, toy_lines: tuple[list[str], list[str]]) -> None:
+def test_the_client_of_libretranslate(server: RunningServer, toy_lines: tuple[list[str], list[str]]) -> None:
     text = toy_lines[0][0]
     best = post(server, "/api/translate", {"text": text})[1]["results"][0]["hypotheses"][0]["text"]
-    (languages,) = json.loads(send(server, "GET", "/languages")[2])
-    assert languages == {"code": "en", "name": "en", "targets": ["de"]}
+    client = LibreTranslateAPI(server.url)
+    assert client.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+    assert client.detect("ein Hund") == [{"language": "en", "confidence": 100}]
+    assert client.translate(text, "auto", "de") == client.translate(text, "eng", "de-DE") == best
+    # It has no lists.
     request = {"q": ["", text, f"{text}\n\n{text}"], "source": "en", "target": "de", "format": "text"}
     assert post(server, "/translate", request) == (200, {"translatedText": ["", best, f"{best}\n\n{best}"]})
     assert post(server, "/translate", {**request, "q": []}) == (200, {"translatedText": []})
-    form = urllib.parse.urlencode({**request, "q": text, "source": "auto"}).encode()
-    status, _, content = send(server, "POST", "/translate", form, FORM)
-    assert (status, json.loads(content)) == (200, {"translatedText": best})
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "http://localhost:80", "Host": "localhost:80"}, 200),
-        ({"Content-Type": "text/plain"}, 415),
-    ],
-)
-def test_a_form_of_another_site_translates_nothing(server: RunningServer, headers: dict[str, str], status: int) -> None:
-    assert send(server, "POST", "/translate", b"q=a&source=en&target=de", {**FORM, **headers})[0] == status
-
-
-def test_many_half_open_connections_keep_no_one_out(model_folder: Path) -> None:
-    """The server may open fewer files than there are connections."""
-    few_files = ("sh", "-c", 'ulimit -n 160; exec "$@"', "sh", *TOOL)
-    halves = (b"", b"GET / HT", b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
-    with running_server([model_folder], program=few_files) as server, contextlib.ExitStack() as opened:
-        for i in range(300):
-            connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-            opened.enter_context(connection).sendall(halves[i % 3])
-        begun = time.monotonic()
-        assert post(server, "/api/translate", {"text": "a dog"})[0] == 200
-        # Less than any limit of time.
-        assert time.monotonic() - begun < 15
-        assert server.end().stderr == ""
 
 
 def begin_translation(server: RunningServer, text: str) -> http.client.HTTPConnection:

@@ -1,19 +1,20 @@
-"""The server's answers, in this process: what depends on when a search ends."""
+"""The server's answers, in this process: what depends on when a search ends, and mistakes."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse
-from aiohttp.test_utils import TestClient, TestServer
 
 from dist_transformer.serving import server
-from dist_transformer.serving.server import MOST_WAITING, make_app
-from dist_transformer.serving.worker import Worker
+from dist_transformer.serving.server import MOST_WAITING
+from tests.serving.running import server_here
 
-Use = Callable[[TestClient[Any, Any]], Awaitable[None]]
+
+class PanicError(BaseException):
+    """Panic as Rust raises it: no Exception."""
 
 
 class Gate:
@@ -29,6 +30,8 @@ class Gate:
         assert self.may_end.wait(60)
         if text == "bad":
             raise ZeroDivisionError("a mistake")
+        if text == "panic":
+            raise PanicError("index out of bounds")
         return {"text": text}
 
 
@@ -39,62 +42,82 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def with_client(use: Use) -> None:
+def with_server(use: Callable[[int], Awaitable[None]]) -> None:
     async def main() -> None:
-        app = make_app([None], max_characters=100, only_local_names=True, worker=Worker(MOST_WAITING))  # type: ignore[list-item]
-        async with TestClient(TestServer(app)) as client:
-            await use(client)
+        async with server_here() as port:
+            await asyncio.wait_for(use(port), 60)
 
     asyncio.run(main())
 
 
-async def post(client: TestClient[Any, Any], text: str) -> ClientResponse:
-    return await client.post("/api/translate", json={"text": text})
+async def post(port: int, text: str) -> tuple[str, Any]:
+    """Ask for a translation; give the head of the answer and its JSON."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        body = json.dumps({"text": text})
+        head = (
+            "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        )
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        head, _, content = (await reader.read()).decode().partition("\r\n\r\n")
+        return head, json.loads(content)
+    finally:
+        writer.close()
 
 
-def test_a_full_queue_is_refused_while_the_page_is_served(gate: Gate) -> None:
-    async def use(client: TestClient[Any, Any]) -> None:
-        asked = [asyncio.create_task(post(client, str(i))) for i in range(MOST_WAITING + 1)]
+def test_a_full_queue_is_refused_and_searches_run_in_order(gate: Gate) -> None:
+    async def use(port: int) -> None:
+        asked = []
+        for i in range(MOST_WAITING + 1):
+            asked.append(asyncio.create_task(post(port, str(i))))
+            await asyncio.sleep(0.05)
+        head, refused = await asyncio.wait_for(post(port, "more"), 2)
+        assert head.startswith("HTTP/1.1 503 ")
+        assert "retry-after: 5" in head
+        assert refused == {"error": "8 requests are already waiting: try again in a moment"}
+        gate.may_end.set()
+        expected = [{"results": [{"text": str(i)}]} for i in range(MOST_WAITING + 1)]
+        assert [answer for _, answer in await asyncio.gather(*asked)] == expected
+        assert gate.texts == [str(i) for i in range(MOST_WAITING + 1)]
+
+    with_server(use)
+
+
+def test_of_clients_that_leave_only_the_search_that_runs_keeps_its_place(gate: Gate) -> None:
+    async def use(port: int) -> None:
+        first = asyncio.create_task(post(port, "first"))
         await asyncio.to_thread(gate.begun.wait, 30)
-        await asyncio.sleep(0.5)
-        refused = await asyncio.wait_for(post(client, "more"), 2)
-        assert refused.status == 503
-        assert await refused.json() == {"error": "8 requests are already waiting: try again in a moment"}
-        assert refused.headers["Retry-After"] == "5"
-        # The event loop is free.
-        assert (await asyncio.wait_for(client.get("/"), 2)).status == 200
+        others = [asyncio.create_task(post(port, "other")) for _ in range(MOST_WAITING)]
+        await asyncio.sleep(0.3)
+        for each in (first, *others):
+            each.cancel()
+        await asyncio.sleep(0.3)
+        last = [asyncio.create_task(post(port, "last")) for _ in range(MOST_WAITING)]
+        await asyncio.sleep(0.3)
+        # There is no ninth place: a search cannot be stopped.
+        assert (await post(port, "more"))[0].startswith("HTTP/1.1 503 ")
         gate.may_end.set()
-        answers = [await (await each).json() for each in asked]
-        assert answers == [{"results": [{"text": str(i)}]} for i in range(MOST_WAITING + 1)]
-        assert "more" not in gate.texts
+        assert [answer for _, answer in await asyncio.gather(*last)] == MOST_WAITING * [{"results": [{"text": "last"}]}]
+        assert gate.texts == ["first", *MOST_WAITING * ["last"]]
 
-    with_client(use)
-
-
-def test_a_waiting_request_of_a_client_that_left_is_dropped(gate: Gate) -> None:
-    async def use(client: TestClient[Any, Any]) -> None:
-        first = asyncio.create_task(post(client, "first"))
-        await asyncio.to_thread(gate.begun.wait, 30)
-        second = asyncio.create_task(post(client, "second"))
-        await asyncio.sleep(0.2)
-        second.cancel()
-        await asyncio.sleep(0.2)
-        third = asyncio.create_task(post(client, "third"))
-        await asyncio.sleep(0.2)
-        gate.may_end.set()
-        assert [(await each).status for each in (first, third)] == [200, 200]
-        assert gate.texts == ["first", "third"]
-
-    with_client(use)
+    with_server(use)
 
 
-def test_a_mistake_of_the_server_is_one_sentence(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
-    async def use(client: TestClient[Any, Any]) -> None:
-        gate.may_end.set()
-        answer = await post(client, "bad")
-        assert answer.status == 500
-        assert await answer.json() == {"error": "the server failed: see the error in its terminal"}
-        assert (await post(client, "good")).status == 200
+@pytest.mark.parametrize(
+    ("text", "name"), [("bad", "ZeroDivisionError: a mistake"), ("panic", "PanicError: index out")]
+)
+def test_a_mistake_of_the_server_is_one_sentence_and_printed_once(
+    gate: Gate, text: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate.may_end.set()
 
-    with_client(use)
-    assert "ZeroDivisionError: a mistake" in capsys.readouterr().err
+    async def use(port: int) -> None:
+        for _ in range(3):
+            head, answer = await post(port, text)
+            assert head.startswith("HTTP/1.1 500 ")
+            assert answer == {"error": "the server failed: see the error in its terminal"}
+        assert (await post(port, "good"))[0].startswith("HTTP/1.1 200 ")
+
+    with_server(use)
+    assert [record.getMessage() for record in caplog.records] == ["error: a request failed"]
+    assert caplog.text.count(name) == 1
