@@ -5,15 +5,17 @@ Everything that fails here is the client's fault, and the answer is a 4xx status
 
 import asyncio
 import email
-import email.policy
 import urllib.parse
 import zlib
+from typing import TypeVar
 
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from dist_transformer.base.errors import UserError
 
+B = TypeVar("B", bound=BaseModel)
 SECONDS_TO_SEND = 20
 """Time to send a body."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -22,43 +24,47 @@ _MOST_FIELDS = 16
 _EITHER = 32 + zlib.MAX_WBITS
 
 
-async def receive_json(request: Request, most_bytes: int) -> bytes:
+async def receive_json(request: Request, kind: type[B], most_bytes: int) -> B:
     """Receive a body that only a page of this server, or a program, can send.
 
     Raises:
         HTTPException: the content type is not that of JSON, or the body is late, too long or damaged.
+        ValidationError: it is not JSON of this kind.
     """
     # A form of another site cannot send this content type. A script of another site needs CORS permission, which is
     # never given.
-    if _kind(request) != "application/json":
+    if _content_type(request) != "application/json":
         raise HTTPException(415, "the request must have the content type application/json")
-    return await _receive(request, most_bytes)
+    return kind.model_validate_json(await _receive(request, most_bytes))
 
 
-async def receive_form(request: Request, most_bytes: int) -> dict[str, str] | None:
-    """Receive a form from a program, or from a page of this server; None: the body is no form.
+async def receive_json_or_form(request: Request, kind: type[B], most_bytes: int) -> B:
+    """Receive a body from a program, or from a page of this server.
 
     Raises:
-        HTTPException: the form is from another site, or the body is late, too long or damaged.
+        HTTPException: it is a form from another site, or neither JSON nor a form, or late, too long or damaged.
         UserError: it is not a form in UTF-8, or has a field twice.
+        ValidationError: its fields are not those of this kind.
     """
-    if _kind(request) not in _FORMS:
-        return None
+    content_type = _content_type(request)
+    if content_type not in _FORMS:
+        return await receive_json(request, kind, most_bytes)
     # Browsers name the site of each form that is sent; programs do not.
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         raise HTTPException(403, "forms of other sites are not answered: send JSON, or no Origin header")
     body = await _receive(request, most_bytes)
     try:
-        pairs = _multipart(request, body) if _kind(request) == _FORMS[1] else _urlencoded(body)
-    except ValueError:
+        pairs = _multipart(request, body) if content_type == _FORMS[1] else _urlencoded(body)
+    except (ValueError, TypeError, RecursionError):
+        # The parser of multipart forms raises the latter two for some damaged ones.
         raise UserError("the request is not a form in UTF-8 with q, source, target") from None
     if len(dict(pairs)) < len(pairs):
         raise UserError("the form has a field twice: send lists as JSON")
-    return dict(pairs)
+    return kind.model_validate(dict(pairs))
 
 
-def _kind(request: Request) -> str:
+def _content_type(request: Request) -> str:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
@@ -69,10 +75,9 @@ def _urlencoded(body: bytes) -> list[tuple[str, str]]:
 
 def _multipart(request: Request, body: bytes) -> list[tuple[str, str]]:
     head = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode("latin-1")
-    form = email.message_from_bytes(head + body, policy=email.policy.HTTP)
     return [
         (str(part.get_param("name", header="Content-Disposition")), payload.decode())
-        for part in form.iter_parts()
+        for part in email.message_from_bytes(head + body).walk()
         if isinstance(payload := part.get_payload(decode=True), bytes)
     ]
 
@@ -80,11 +85,8 @@ def _multipart(request: Request, body: bytes) -> list[tuple[str, str]]:
 async def _receive(request: Request, most_bytes: int) -> bytes:
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise HTTPException(
-            415,
-            "the content encoding of the request is neither gzip nor deflate: send the text as it is",
-            {"Accept-Encoding": "gzip, deflate"},
-        )
+        sentence = "the content encoding of the request is neither gzip nor deflate: send the text as it is"
+        raise HTTPException(415, sentence, {"Accept-Encoding": "gzip, deflate"})
     body = bytearray()
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
@@ -104,9 +106,10 @@ def _decompressed(body: bytearray, encoding: str, most_bytes: int) -> bytes:
     stream = zlib.decompressobj(_EITHER)
     try:
         content = stream.decompress(body, most_bytes + 1)
+        is_whole = (stream.eof and not stream.unused_data) or len(content) > most_bytes
     except zlib.error:
-        raise HTTPException(400, f"the body of the request is not {encoding}: send the text as it is") from None
-    if len(content) <= most_bytes and (not stream.eof or stream.unused_data):
+        is_whole = False
+    if not is_whole:
         sentence = f"the body of the request is not one complete {encoding} stream: send the text as it is"
         raise HTTPException(400, sentence)
     return content

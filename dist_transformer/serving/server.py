@@ -22,7 +22,7 @@ import logging
 import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -51,7 +51,7 @@ from dist_transformer.serving.libretranslate import (
     translate_texts,
 )
 from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate
-from dist_transformer.serving.receiving import receive_form, receive_json
+from dist_transformer.serving.receiving import receive_json, receive_json_or_form
 from dist_transformer.serving.requests import AttentionRequest, TextRequest, check_length, most_bytes
 
 MOST_WAITING = 8
@@ -79,7 +79,6 @@ _HEADERS = {
 # Mistakes in answers go to the same log as those in connections.
 log = logging.getLogger("asyncio")
 T = TypeVar("T")
-B = TypeVar("B", bound=DetectRequest)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -143,49 +142,44 @@ def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Seque
         hosts: names that the Host header may have; `*`: any.
     """
     queue, size = _Queue(), most_bytes(max_characters)
-
-    async def show_models(_: Request) -> Response:
-        limits = {"max_characters": max_characters, "longest_map": LONGEST_MAP - 1}
-        return JSONResponse({**limits, "models": [model.describe() for model in models]})
+    page = importlib.resources.files("dist_transformer.serving") / "page"
+    described = {
+        "max_characters": max_characters,
+        "longest_map": LONGEST_MAP - 1,
+        "models": [model.describe() for model in models],
+    }
+    fixed = {path: Response((page / name).read_bytes(), media_type=kind) for path, (name, kind) in _PAGE.items()}
+    fixed |= {"/api/models": JSONResponse(described), "/languages": JSONResponse(describe_languages(models))}
 
     async def answer_translate(request: Request) -> Response:
-        wanted = TextRequest.model_validate_json(await receive_json(request, size))
+        wanted = await receive_json(request, TextRequest, size)
         for text in (wanted.text, wanted.prefix):
             check_length(text, max_characters)
         results = await queue.run(request, lambda: [translate(model, wanted.text, wanted.prefix) for model in models])
         return JSONResponse({"results": results})
 
     async def answer_attention(request: Request) -> Response:
-        wanted = AttentionRequest.model_validate_json(await receive_json(request, size))
+        wanted = await receive_json(request, AttentionRequest, size)
         check_length(wanted.text, max_characters)
         if wanted.model >= len(models):
             raise UserError(f"model must be a number from 0 to {len(models) - 1}")
         return JSONResponse(await queue.run(request, lambda: attention(models[wanted.model], wanted)))
 
-    async def show_languages(_: Request) -> Response:
-        return JSONResponse(describe_languages(models))
-
-    async def receive(request: Request, kind: type[B]) -> B:
-        form = await receive_form(request, size)
-        return kind.model_validate_json(await receive_json(request, size)) if form is None else kind.model_validate(form)
-
     async def answer_detect(request: Request) -> Response:
-        await receive(request, DetectRequest)
+        await receive_json_or_form(request, DetectRequest, size)
         return JSONResponse(possible_sources(models))
 
     async def answer_batch(request: Request) -> Response:
-        wanted = await receive(request, BatchRequest)
+        wanted = await receive_json_or_form(request, BatchRequest, size)
         texts, model = lines_of(wanted, max_characters=max_characters), choose_model(models, wanted)
         found = await queue.run(request, lambda: translate_texts(model, texts))
         return JSONResponse({"translatedText": found[0] if isinstance(wanted.q, str) else found})
 
     app = Starlette(
         routes=[
-            *(Route(path, _file(*file)) for path, file in _PAGE.items()),
-            Route("/api/models", show_models),
+            *(Route(path, response, methods=["GET"]) for path, response in fixed.items()),
             Route("/api/translate", answer_translate, methods=["POST"]),
             Route("/api/attention", answer_attention, methods=["POST"]),
-            Route("/languages", show_languages),
             Route("/detect", answer_detect, methods=["POST"]),
             Route("/translate", answer_batch, methods=["POST"]),
         ],
@@ -209,7 +203,7 @@ async def serve(app: ASGIApp, listening: socket.socket) -> None:
     config = Config()
     config.bind = [f"fd://{listening.detach()}"]
     config.keep_alive_timeout = SECONDS_TO_BEGIN
-    # No limit: with one, a body in many chunks that no route reads is waited for for ever.
+    # No limit: with one, a body in many chunks that no route reads keeps its connection open.
     config.max_app_queue_size = 0
     config.include_server_header = False
     # An impossible value, by which HTTP/2 fails: its connections have no limit of time.
@@ -261,9 +255,9 @@ class _Once(logging.Filter):
         self._seen: set[tuple[object, ...]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.getMessage().startswith("Unhandled exception in client_connected_cb"):
+        kind, error, place = record.exc_info or (None, None, None)
+        if error is None or record.getMessage().startswith("Unhandled exception in client_connected_cb"):
             return False
-        kind, error, place = record.exc_info if record.exc_info else (None, None, None)
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # asyncio prints 128 tracebacks at a time.
             record.exc_info = None
@@ -277,15 +271,6 @@ class _Once(logging.Filter):
         is_new = seen not in self._seen
         self._seen.add(seen)
         return is_new
-
-
-def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    content = (importlib.resources.files("dist_transformer.serving") / "page" / name).read_bytes()
-
-    async def show(_: Request) -> Response:
-        return Response(content, media_type=kind)
-
-    return show
 
 
 async def _explain(_: Request, error: Exception) -> Response:

@@ -6,15 +6,18 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from dist_transformer.serving import server
 from dist_transformer.serving.server import allowed_hosts, make_app, open_socket, serve
 from tests.conftest import allow_interrupts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,16 +88,47 @@ def post(server: RunningServer, path: str, value: Any) -> tuple[int, Any]:
     return status, json.loads(content)
 
 
-@asynccontextmanager
-async def server_here(model: Any = None) -> AsyncIterator[int]:
-    """Serve in this process, without a translator; give the port. A test replaces `server.translate`."""
-    listening = open_socket("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    app = make_app([model], max_characters=100, hosts=allowed_hosts(listening))
-    serving = asyncio.create_task(serve(app, listening))
+MODEL = SimpleNamespace(
+    info=SimpleNamespace(source_language="en", target_language="de"), describe=lambda: {"name": "a model"}
+)
+"""Stands for a model; a test replaces `server.translate`."""
+
+
+def with_server(use: Callable[[int], Awaitable[T]]) -> T:
+    """Serve in this process while a test uses the port."""
+
+    async def main() -> T:
+        listening = open_socket("127.0.0.1", 0)
+        port = listening.getsockname()[1]
+        app = make_app([MODEL], max_characters=100, hosts=allowed_hosts(listening))  # type: ignore[list-item]
+        serving = asyncio.create_task(serve(app, listening))
+        try:
+            return await asyncio.wait_for(use(port), 30)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            server.log.filters.clear()
+
+    return asyncio.run(main())
+
+
+async def exchange(port: int, sent: bytes) -> bytes:
+    """Send bytes over a new connection; give all that comes until the server closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
     try:
-        yield port
+        return await reader.read()
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        server.log.filters.clear()
+        writer.close()
+
+
+def a_post(path: str, kind: str, body: bytes, *headers: str) -> bytes:
+    """Write a request whose connection ends after it."""
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Type: {kind}", *headers)
+    return "\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode("latin-1") + body
+
+
+def read_answer(answer: bytes) -> tuple[int, Any]:
+    """Return status and JSON."""
+    head, _, content = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(content)

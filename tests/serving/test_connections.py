@@ -3,20 +3,17 @@
 import asyncio
 import contextlib
 import errno
-import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dist_transformer.serving import receiving, server
-from tests.serving.running import TOOL, post, running_server, server_here
+from tests.serving.running import TOOL, exchange, post, read_answer, running_server, with_server
 
-# A test that fails waits this long.
-PATIENCE = 20
 HEADERS = b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "a"}'
 REQUEST = HEADERS + b"Content-Length: 13\r\n\r\n" + BODY
@@ -59,33 +56,15 @@ def nothing_is_printed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert caplog.text == ""
 
 
-def with_server(use: Callable[[int], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with server_here() as port:
-            await asyncio.wait_for(use(port), PATIENCE)
-
-    asyncio.run(main())
-
-
-async def ask(port: int, sent: bytes = REQUEST) -> bytes:
-    """Send bytes over a new connection; give all that comes until the server closes it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(sent)
-    try:
-        return await reader.read()
-    finally:
-        writer.close()
-
-
 @pytest.mark.parametrize(("half", "status"), HALVES.values(), ids=HALVES)
 def test_half_a_request_ends_with_its_time(half: bytes, status: bytes | None) -> None:
     async def use(port: int) -> None:
-        found = await ask(port, half)
+        found = await exchange(port, half)
         assert found.startswith(b"HTTP/1.1 " + status if status else b"")
         assert bool(found) == bool(status)
         if status == b"408":
             sentence = "the request took too long to arrive: send it again"
-            assert json.loads(found.partition(b"\r\n\r\n")[2]) == {"error": sentence}
+            assert read_answer(found) == (408, {"error": sentence})
 
     with_server(use)
 
@@ -113,7 +92,7 @@ def test_requests_follow_one_another_and_then_the_connection_ends(answer: dict[s
     answer["seconds"] = 0.7
 
     async def use(port: int) -> None:
-        assert (await ask(port, REQUEST + REQUEST)).count(ANSWER) == 2
+        assert (await exchange(port, REQUEST + REQUEST)).count(ANSWER) == 2
 
     with_server(use)
 
@@ -143,7 +122,7 @@ def test_half_clients_keep_no_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
         for i, (_, writer) in enumerate(halves):
             writer.write((b"", b"GET / HT", HALVES["headers"][0], HALVES["a body"][0])[i % 4])
         one = REQUEST.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
-        assert (await asyncio.wait_for(ask(port, one), 2)).endswith(ANSWER)
+        assert (await asyncio.wait_for(exchange(port, one), 2)).endswith(ANSWER)
         for _, writer in halves:
             writer.close()
 
@@ -163,7 +142,7 @@ def test_clients_that_leave_cost_no_line(answer: dict[str, Any]) -> None:
                 connection.sendall(half)
                 await asyncio.sleep(0.02)
                 connection.close()
-        assert (await ask(port)).endswith(ANSWER)
+        assert (await exchange(port, REQUEST)).endswith(ANSWER)
 
     with_server(use)
 
@@ -181,7 +160,7 @@ def test_a_process_without_files_says_so_once_and_answers_later(
 
     async def use(port: int) -> None:
         monkeypatch.setattr(socket.socket, "accept", refuse)
-        assert (await ask(port)).endswith(ANSWER)
+        assert (await exchange(port, REQUEST)).endswith(ANSWER)
 
     with_server(use)
     (record,) = caplog.records

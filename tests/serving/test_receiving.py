@@ -1,17 +1,15 @@
 """Bodies of all kinds, over connections to a server in this process."""
 
-import asyncio
 import gzip
 import json
 import urllib.parse
 import zlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dist_transformer.serving import server
-from tests.serving.running import server_here
+from tests.serving.running import a_post, exchange, read_answer, with_server
 
 BODY = b'{"text": "a dog"}'
 GZIP = gzip.compress(BODY, mtime=0)
@@ -35,22 +33,9 @@ def echo(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> A
     assert caplog.text == ""
 
 
-def send(path: str, kind: str, body: bytes, **headers: str) -> tuple[int, Any]:
+def send(path: str, kind: str, body: bytes, *headers: str) -> tuple[int, Any]:
     """Send a POST; give the status and the JSON of the answer."""
-    model = SimpleNamespace(info=SimpleNamespace(source_language="en", target_language="de"))
-
-    async def main() -> bytes:
-        async with server_here(model) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-            start = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: {kind}\r\n{more}"
-            writer.write(f"{start}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body)
-            answer = await asyncio.wait_for(reader.read(), 20)
-            writer.close()
-            return answer
-
-    head, _, content = asyncio.run(main()).partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(content)
+    return read_answer(with_server(lambda port: exchange(port, a_post(path, kind, body, *headers))))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +43,7 @@ def send(path: str, kind: str, body: bytes, **headers: str) -> tuple[int, Any]:
     [
         ("GZip", GZIP, 200, ["a dog"]),
         ("deflate", zlib.compress(BODY), 200, ["a dog"]),
-        ("gzip", BODY, 400, "the body of the request is not gzip: send the text as it is"),
+        ("gzip", BODY, 400, "the body of the request is not one complete gzip stream: send the text as it is"),
         ("gzip", GZIP[:-9], 400, "the body of the request is not one complete gzip stream: send the text as it is"),
         ("gzip", GZIP + b"a", 400, "the body of the request is not one complete gzip stream: send the text as it is"),
         ("gzip", BOMB, 413, "the request is too long: send a shorter text"),
@@ -68,7 +53,7 @@ def send(path: str, kind: str, body: bytes, **headers: str) -> tuple[int, Any]:
 )
 def test_compressed_and_long_bodies(encoding: str, body: bytes, status: int, answer: Any) -> None:
     expected = {"results" if status == 200 else "error": answer}
-    assert send("/api/translate", JSON, body, Content_Encoding=encoding) == (status, expected)
+    assert send("/api/translate", JSON, body, f"Content-Encoding: {encoding}") == (status, expected)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +100,6 @@ def test_a_bad_form_is_one_sentence(kind: str, body: bytes, sentence: str) -> No
 )
 def test_a_form_of_another_site_translates_nothing(origin: str, kind: str, status: int) -> None:
     body = parts(FIELDS) if kind == PARTS else urllib.parse.urlencode(FIELDS).encode()
-    assert send("/translate", kind, body, Origin=origin)[0] == status
+    assert send("/translate", kind, body, f"Origin: {origin}")[0] == status
     # The page sends JSON only.
     assert send("/api/translate", kind, b'{"text": "a"}')[0] == 415

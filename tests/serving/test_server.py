@@ -3,14 +3,13 @@
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from dist_transformer.serving import server
 from dist_transformer.serving.server import MOST_WAITING
-from tests.serving.running import server_here
+from tests.serving.running import a_post, exchange, read_answer, with_server
 
 
 class PanicError(BaseException):
@@ -42,27 +41,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def with_server(use: Callable[[int], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with server_here() as port:
-            await asyncio.wait_for(use(port), 60)
-
-    asyncio.run(main())
-
-
-async def post(port: int, text: str) -> tuple[str, Any]:
-    """Ask for a translation; give the head of the answer and its JSON."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        body = json.dumps({"text": text})
-        head = (
-            "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        )
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        head, _, content = (await reader.read()).decode().partition("\r\n\r\n")
-        return head, json.loads(content)
-    finally:
-        writer.close()
+async def post(port: int, text: str) -> tuple[int, Any]:
+    """Ask for a translation; give the status and the JSON of the answer."""
+    body = json.dumps({"text": text}).encode()
+    return read_answer(await exchange(port, a_post("/api/translate", "application/json", body)))
 
 
 def test_a_full_queue_is_refused_and_searches_run_in_order(gate: Gate) -> None:
@@ -71,13 +53,11 @@ def test_a_full_queue_is_refused_and_searches_run_in_order(gate: Gate) -> None:
         for i in range(MOST_WAITING + 1):
             asked.append(asyncio.create_task(post(port, str(i))))
             await asyncio.sleep(0.05)
-        head, refused = await asyncio.wait_for(post(port, "more"), 2)
-        assert head.startswith("HTTP/1.1 503 ")
-        assert "retry-after: 5" in head
-        assert refused == {"error": "8 requests are already waiting: try again in a moment"}
+        refused = {"error": "8 requests are already waiting: try again in a moment"}
+        assert await asyncio.wait_for(post(port, "more"), 2) == (503, refused)
         gate.may_end.set()
-        expected = [{"results": [{"text": str(i)}]} for i in range(MOST_WAITING + 1)]
-        assert [answer for _, answer in await asyncio.gather(*asked)] == expected
+        expected = [(200, {"results": [{"text": str(i)}]}) for i in range(MOST_WAITING + 1)]
+        assert await asyncio.gather(*asked) == expected
         assert gate.texts == [str(i) for i in range(MOST_WAITING + 1)]
 
     with_server(use)
@@ -95,9 +75,9 @@ def test_of_clients_that_leave_only_the_search_that_runs_keeps_its_place(gate: G
         last = [asyncio.create_task(post(port, "last")) for _ in range(MOST_WAITING)]
         await asyncio.sleep(0.3)
         # There is no ninth place: a search cannot be stopped.
-        assert (await post(port, "more"))[0].startswith("HTTP/1.1 503 ")
+        assert (await post(port, "more"))[0] == 503
         gate.may_end.set()
-        assert [answer for _, answer in await asyncio.gather(*last)] == MOST_WAITING * [{"results": [{"text": "last"}]}]
+        assert await asyncio.gather(*last) == MOST_WAITING * [(200, {"results": [{"text": "last"}]})]
         assert gate.texts == ["first", *MOST_WAITING * ["last"]]
 
     with_server(use)
@@ -113,10 +93,9 @@ def test_a_mistake_of_the_server_is_one_sentence_and_printed_once(
 
     async def use(port: int) -> None:
         for _ in range(3):
-            head, answer = await post(port, text)
-            assert head.startswith("HTTP/1.1 500 ")
-            assert answer == {"error": "the server failed: see the error in its terminal"}
-        assert (await post(port, "good"))[0].startswith("HTTP/1.1 200 ")
+            sentence = "the server failed: see the error in its terminal"
+            assert await post(port, text) == (500, {"error": sentence})
+        assert (await post(port, "good"))[0] == 200
 
     with_server(use)
     assert [record.getMessage() for record in caplog.records] == ["error: a request failed"]
