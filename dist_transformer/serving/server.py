@@ -256,7 +256,9 @@ class _Once(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, error, place = record.exc_info or (None, None, None)
-        if error is None or record.getMessage().startswith("Unhandled exception in client_connected_cb"):
+        # Clients that left, or read nothing, or speak no HTTP/1.1.
+        failed = record.getMessage().startswith("Unhandled exception in client_connected_cb")
+        if failed or error is None or isinstance(error, ConnectionError | TimeoutError):
             return False
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # asyncio prints 128 tracebacks at a time.

@@ -53,7 +53,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def nothing_is_printed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
-    assert caplog.text == ""
+    assert [record.getMessage() for record in caplog.get_records("call")] == []
 
 
 @pytest.mark.parametrize(("half", "status"), HALVES.values(), ids=HALVES)
@@ -142,6 +142,8 @@ def test_clients_that_leave_cost_no_line(answer: dict[str, Any]) -> None:
                 connection.sendall(half)
                 await asyncio.sleep(0.02)
                 connection.close()
+        # asyncio says so if it happens to write five times to such a client.
+        server.log.warning("socket.send() raised exception.")
         assert (await exchange(port, REQUEST)).endswith(ANSWER)
 
     with_server(use)

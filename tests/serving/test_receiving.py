@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 import urllib.parse
 import zlib
 from typing import Any
@@ -30,7 +31,7 @@ def echo(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> A
     monkeypatch.setattr(server, "translate", lambda _, text, prefix: text)
     monkeypatch.setattr(server, "translate_texts", lambda _, texts: ["|".join(lines) for lines in texts])
     yield
-    assert caplog.text == ""
+    assert [record.getMessage() for record in caplog.get_records("call")] == []
 
 
 def send(path: str, kind: str, body: bytes, *headers: str) -> tuple[int, Any]:
@@ -54,6 +55,18 @@ def send(path: str, kind: str, body: bytes, *headers: str) -> tuple[int, Any]:
 def test_compressed_and_long_bodies(encoding: str, body: bytes, status: int, answer: Any) -> None:
     expected = {"results" if status == 200 else "error": answer}
     assert send("/api/translate", JSON, body, f"Content-Encoding: {encoding}") == (status, expected)
+
+
+@pytest.mark.parametrize(("encoding", "body"), [("gzip", BOMB), ("identity", bytes(20_000_000))])
+def test_a_long_body_takes_no_memory(encoding: str, body: bytes) -> None:
+    request = a_post("/api/translate", JSON, body, f"Content-Encoding: {encoding}")
+    tracemalloc.start()
+    try:
+        # The client's own bytes are in memory before.
+        assert b" 413 " in with_server(lambda port: exchange(port, memoryview(request)))
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000 + len(body)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
