@@ -15,17 +15,16 @@ def rooms() -> str:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
     rows = [_row(name) for layer in layers for name in layer.split(" | ")]
-    return "\n".join(["| room | modules | contents |", "|---|---|---|", *rows])
+    return "\n".join(["| room | contents |", "|---|---|", *rows])
 
 
 def _row(name: str) -> str:
     path = PACKAGE / name.replace(".", "/")
     is_folder = path.is_dir()
     place = f"{name.replace('.', '/')}/" if is_folder else f"{name}.py"
-    count = len(list(path.rglob("*.py"))) - 1 if is_folder else 1
     text = (path / "__init__.py" if is_folder else path.with_suffix(".py")).read_text("utf-8")
     sentence = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
-    return f"| `{place}` | {count} | {sentence.rstrip('.')} |"
+    return f"| `{place}` | {sentence.rstrip('.')} |"
 
 
 if __name__ == "__main__":
