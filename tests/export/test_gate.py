@@ -392,9 +392,9 @@ def test_without_text_a_built_in_one_is_compared(
     assert progress.said == ["comparing 8 lines, 8 of them by beam search (seed 1)"]
     assert [check.name for check in checks] == [*ROWS[:-1], quantization or "beam search"]
     assert checks[0].found == "the same for 1,000 lines and 57 hostile strings"
-    assert {check.state for check in checks} == {"ok"}
+    # What a quantised model loses is unknown then.
+    assert [check.state for check in checks] == ["ok"] * 4 + ["warn" if quantization else "ok"]
     assert (made.report()["bleu"], made.report()["sentences"]) == (None, 8)
-    assert "--src and --ref would state both BLEU" in checks[-1].found
     metadata, text = (settings.out / "README.md").read_text(encoding="utf-8").split("\n---\n", 1)
     assert "model-index" not in metadata
     assert "BLEU on" not in text
