@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,26 +86,97 @@ class Commands:
         Args:
             apart: standard error is read apart from standard output.
         """
-        assert self.server.stdin is not None
         files = [self.scratch / name for name in ("output", "errors")]
         for file in files:
             file.write_bytes(b"")
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
-        job = {
+        job = self._job(program, folder, [stdin, files[0], files[1 if apart else 0]], master | (environment or {}))
+        statuses: list[int] = self._ask({**job, "ranks": ranks, "seconds": seconds or self.seconds})
+        output, errors = (file.read_bytes().decode(errors="replace") for file in files)
+        return Ended(status=next(filter(None, statuses), 0), output=output, errors=errors)
+
+    def begin(
+        self,
+        program: Sequence[object],
+        folder: Path,
+        *,
+        output: Path,
+        errors: Path | None = None,
+        stdin: Path = Path(os.devnull),
+        environment: dict[str, str] | None = None,
+    ) -> "Begun":
+        """Start what a user types after `python`, in a session of its own, and do not wait for it.
+
+        Args:
+            output: file that is appended to; and `errors`, if that is another one.
+        """
+        for file in filter(None, (output, errors)):
+            file.touch()
+        job = self._job(program, folder, [stdin, output, errors or output], environment or {})
+        pid = self._ask({**job, "background": True})
+        return Begun(pid=pid, output=output, errors=errors, status=lambda: self._ask({"asked": pid}))
+
+    def _job(
+        self, program: Sequence[object], folder: Path, files: Sequence[Path], environment: dict[str, str]
+    ) -> dict[str, Any]:
+        return {
             "words": [str(word) for word in program],
             "folder": str(folder),
-            "environment": environment_of(master | (environment or {})),
-            "files": [str(stdin), str(files[0]), str(files[1 if apart else 0])],
-            "ranks": ranks,
+            "environment": environment_of(environment),
+            "files": [str(file) for file in files],
             "umask": current_umask(),
-            "seconds": seconds or self.seconds,
+            "seconds": self.seconds,
+            "ranks": 1,
+            "background": False,
         }
+
+    def _ask(self, job: dict[str, Any]) -> Any:
+        assert self.server.stdin is not None
         print(json.dumps(job), file=self.server.stdin, flush=True)
         answer = self.answers.readline()
         assert answer, "fork_server.py has ended: its errors are above"
-        statuses: list[int] = json.loads(answer)
-        output, errors = (file.read_bytes().decode(errors="replace") for file in files)
-        return Ended(status=next(filter(None, statuses), 0), output=output, errors=errors)
+        return json.loads(answer)
+
+
+@dataclass(kw_only=True, slots=True)
+class Begun:
+    """A program that was begun, as subprocess.Popen has it."""
+
+    pid: int
+    output: Path
+    errors: Path | None
+    status: Callable[[], int | None]
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.status()
+        return self.returncode
+
+    def wait(self, timeout: float = 600) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.02)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float = 600) -> tuple[str, str]:
+        """Wait for its end; gives what it has written to each file."""
+        self.wait(timeout)
+        return self.written(), self.errors.read_text(errors="replace") if self.errors else ""
+
+    def written(self) -> str:
+        """Give its output until now."""
+        return self.output.read_text(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def current_umask() -> int:

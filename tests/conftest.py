@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.launching import deepspeed_command
 from dist_transformer.base.errors import print_messages
 from dist_transformer.data.folder.reader import DataFolder
-from tests.commands import Commands, Ended, environment_of
+from dist_transformer.runtime.launch import free_port
+from tests.commands import Begun, Commands, Ended, environment_of
 from tests.rights import umask
 from tests.small_model import model_folder, model_info, other_folder, random_model, toy_lines, toy_tokenizer
 from tests.variants import distant, registrations
@@ -153,6 +154,25 @@ def run_python(
     ended = commands.start(program, cwd, ranks=ranks, stdin=given, environment=environment, apart=True)
     words = [sys.executable, *map(str, program)]
     return subprocess.CompletedProcess(words, ended.status, stdout=ended.output, stderr=ended.errors)
+
+
+def begin_python(
+    *program: object, output: Path, errors: Path | None = None, cwd: Path = ROOT, **environment: str
+) -> Begun:
+    """Start what a user types after `python`, and do not wait for it; a signal reaches it as in a terminal."""
+    return _commands().begin(program, cwd, output=output, errors=errors, environment=environment)
+
+
+def begin_ranks(
+    ranks: Sequence[int], *program: object, output: Path, world: int = 2, **environment: str
+) -> list[Begun]:
+    """Start some ranks of one launch, and do not wait for them."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | environment
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    return [
+        begin_python(*program, output=output, **{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in ranks
+    ]
 
 
 def expect(status: int, ended: Ended) -> str:

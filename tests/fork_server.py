@@ -2,6 +2,7 @@
 
 A program is a real process: its arguments, environment, folder, output and exit status are its own. Jobs come as lines
 of JSON on the standard input, and the statuses of each job's processes are a line of JSON on file descriptor `answers`.
+Of a job in the background that line has the process's id, and its status comes later, when it is asked for.
 
 Arguments: the file descriptor, and code to run before any job.
 """
@@ -36,9 +37,17 @@ LIBRARIES = (
     "dist_transformer.preflight.dry_run",
 )
 
+# Processes whose status nobody has asked for yet.
+ENDED: dict[int, int] = {}
+
 
 def become(job: dict[str, Any], rank: int) -> None:
     """Make this process that of a job: what a shell or a launcher does."""
+    if job["background"]:
+        # What a shell does for a terminal: signals reach it, also all its processes at once.
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(job["folder"])
     os.umask(job["umask"])
     os.environ.clear()
@@ -57,12 +66,22 @@ def become(job: dict[str, Any], rank: int) -> None:
     sys.argv = job["words"]
 
 
+def has_ended(options: int) -> int:
+    """Take the status of a child that has ended, and give its id; with os.WNOHANG it may be 0, for none."""
+    child, status = os.waitpid(-1, options)
+    if child:
+        ENDED[child] = os.waitstatus_to_exitcode(status)
+    return child
+
+
 def statuses_of(children: list[int]) -> list[int]:
     """Wait for the processes of a job; like a launcher, end all when one has failed."""
     statuses: dict[int, int] = {}
     while len(statuses) < len(children):
-        child, status = os.waitpid(-1, 0)
-        statuses[child] = os.waitstatus_to_exitcode(status)
+        child = has_ended(0)
+        if child not in children:
+            continue
+        statuses[child] = ENDED.pop(child)
         if statuses[child]:
             for other in set(children) - statuses.keys():
                 os.kill(other, signal.SIGTERM)
@@ -70,20 +89,33 @@ def statuses_of(children: list[int]) -> list[int]:
     return list(statuses.values())
 
 
+def status_now(child: int) -> int | None:
+    """Give the status of a process in the background, once, or None if it has not ended."""
+    with suppress(ChildProcessError):
+        while has_ended(os.WNOHANG):
+            pass
+    return ENDED.pop(child, None)
+
+
 def next_program(answers: int) -> None:
     """Serve jobs; returns in the child, which is to run `sys.argv`, and ends with the input in the parent."""
     for line in sys.stdin:
         job = json.loads(line)
-        children = []
-        for rank in range(job["ranks"]):
-            child = os.fork()
-            if child == 0:
-                os.close(answers)
-                signal.setitimer(signal.ITIMER_REAL, job["seconds"])
-                become(job, rank)
-                return
-            children.append(child)
-        os.write(answers, f"{json.dumps(statuses_of(children))}\n".encode())
+        answer: object
+        if "asked" in job:
+            answer = status_now(job["asked"])
+        else:
+            children = []
+            for rank in range(job["ranks"]):
+                child = os.fork()
+                if child == 0:
+                    os.close(answers)
+                    signal.setitimer(signal.ITIMER_REAL, job["seconds"])
+                    become(job, rank)
+                    return
+                children.append(child)
+            answer = children[0] if job["background"] else statuses_of(children)
+        os.write(answers, f"{json.dumps(answer)}\n".encode())
     sys.exit()
 
 

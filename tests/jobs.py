@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,9 @@ import psutil
 
 from benchmarks.launching import overridden
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import ROOT, allow_interrupts, deepspeed_command
+from dist_transformer.runtime.launch import free_port
+from tests.commands import Begun
+from tests.conftest import ROOT, allow_interrupts, begin_python, deepspeed_command
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
 SMALL = (
@@ -40,23 +41,27 @@ class Job:
         self.log.touch()
         self.arguments = overridden([*SMALL, "--data", data.path, "--run-dir", run_dir, *flags])
         changed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "FAULT": fault or "0:0:none"}
-        self.environment = {**os.environ, **changed}
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.changed, self.threads = changed, threads
+        self.processes: list[subprocess.Popen[bytes] | Begun] = []
 
     def start_ranks(self, world: int = 2, *, absent: Collection[int] = ()) -> "Job":
         """Without any launcher, and without the `absent` ranks."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank in range(world):
             named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-            if rank not in absent:
-                self._start([sys.executable, WORKER], {**{key: str(value) for key, value in named.items()}, **master})
+            environment = {**self.changed, **{key: str(value) for key, value in named.items()}, **master}
+            if rank in absent:
+                continue
+            if self.threads == 1:
+                self.processes.append(begin_python(WORKER, *self.arguments, output=self.log, **environment))
+            else:
+                # As many threads as its libraries have found at their start.
+                self._start([sys.executable, WORKER], environment)
         return self
 
     def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
         command = deepspeed_command(world)
-        self._start([*command[:-1], port or command[-1], WORKER], {})
+        self._start([*command[:-1], port or command[-1], WORKER], self.changed)
         return self
 
     def _start(self, command: Sequence[object], named: dict[str, str]) -> None:
@@ -64,7 +69,7 @@ class Job:
             started = subprocess.Popen(
                 [*(str(word) for word in command), *self.arguments],
                 cwd=ROOT,
-                env={**self.environment, **named},
+                env={**os.environ, **named},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
