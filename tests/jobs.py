@@ -44,9 +44,9 @@ class Job:
         self.changed, self.threads = changed, threads
         self.processes: list[subprocess.Popen[bytes] | Begun] = []
 
-    def start_ranks(self, world: int = 2, *, absent: Collection[int] = ()) -> "Job":
+    def start_ranks(self, world: int = 2, *, absent: Collection[int] = (), port: int | None = None) -> "Job":
         """Without any launcher, and without the `absent` ranks."""
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
         for rank in range(world):
             named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
             environment = {**self.changed, **{key: str(value) for key, value in named.items()}, **master}

@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import os
 import resource
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +15,9 @@ import torch
 from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.files.manifest import MANIFEST_FILE
 from dist_transformer.inference.loading import with_agreed_precision
-from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
-from tests.conftest import ROOT, allow_interrupts, run_python
+from dist_transformer.runtime.launch import free_port
+from tests.commands import Begun
+from tests.conftest import ROOT, begin_python, run_python
 
 pytestmark = pytest.mark.system
 
@@ -50,47 +49,32 @@ def whole(model: Path, inputs: Sequence[Path], output: Path, *options: str) -> s
 
 def start(
     model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1, limit: int | None = None
-) -> list[subprocess.Popen[str]]:
+) -> list[Begun]:
     """Start the ranks without a launcher.
 
     Args:
         limit: bytes of the largest file that rank 1 can write.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
-    if ranks > 1:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    started = []
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    folder, started = Path(tempfile.mkdtemp(prefix="outputs-")), list[Begun]()
     for rank in range(ranks):
-        named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-
-        def prepare(rank: int = rank) -> None:
-            allow_interrupts()
-            if limit is not None and rank == 1:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *map(str, words(model, inputs, output, *options))],
-                env=environment | named,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                preexec_fn=prepare,  # noqa: PLW1509
-            )
-        )
+        named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+        files = {"output": folder / f"output-{rank}", "errors": folder / f"errors-{rank}"}
+        environment = {"COLUMNS": "200", **(master | named if ranks > 1 else {})}
+        started.append(begin_python(*words(model, inputs, output, *options), **files, **environment))
+        if limit is not None and rank == 1:
+            resource.prlimit(started[rank].pid, resource.RLIMIT_FSIZE, (limit, limit))
     return started
 
 
-def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], str]:
+def end(processes: list[Begun]) -> tuple[list[int | None], str]:
     """Wait for the ranks: their exit statuses, and what they said."""
     said = [process.communicate(timeout=PATIENCE) for process in processes]
     assert [out for out, _ in said] == [""] * len(said)
     return [process.returncode for process in processes], "".join(errors for _, errors in said)
 
 
-def wait_for_parts(output: Path, count: int, processes: list[subprocess.Popen[str]]) -> None:
+def wait_for_parts(output: Path, count: int, processes: list[Begun]) -> None:
     deadline = time.monotonic() + PATIENCE
     while len(list(Path(f"{output}.parts").glob("[0-9]*"))) < count:
         assert time.monotonic() < deadline

@@ -164,7 +164,7 @@ def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
     toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
 ) -> None:
     port = free_port()
-    first = Job(tmp_path, toy_data, tmp_path / "first", *RARELY, "--max-steps", 10**6).start_deepspeed(port=port)
+    first = Job(tmp_path, toy_data, tmp_path / "first", *RARELY, "--max-steps", 10**6).start_ranks(port=port)
     jobs.append(first)
     first.wait_for_training()
     second = Job(tmp_path, toy_data, tmp_path / "second", "--max-steps", 1).start_deepspeed(port=port)
@@ -179,6 +179,5 @@ def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
     assert not second.run_dir.exists()
     # The first one trains, and can still be stopped: its ranks hear each other.
     first.wait_for_training((first.run_dir / "metrics.jsonl").read_text().count("\n") + 2)
-    rank = next(process for process in first.family() if "--local_rank=1" in process.cmdline())
-    rank.send_signal(signal.SIGUSR1)
-    assert first.statuses() == [INTERRUPTED], first.output
+    first.processes[1].send_signal(signal.SIGUSR1)
+    assert first.statuses() == [INTERRUPTED] * 2, first.output

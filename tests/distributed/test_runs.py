@@ -2,13 +2,10 @@
 
 import contextlib
 import json
-import os
 import random
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,6 +32,7 @@ from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_training
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
+from tests.jobs import Job
 
 pytestmark = pytest.mark.slow
 
@@ -192,22 +190,15 @@ def test_each_save_says_how_long_training_waited(worlds: dict[int, Path]) -> Non
 
 def test_a_second_run_in_the_same_folder_is_refused(toy_data: DataFolder, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "dist_transformer.train", *SMALL, "--data", toy_data.path, "--run-dir", run_dir]
-    words = [str(word) for word in (*command, "--max-steps", 10**6, "--save-every", 10**6)]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as first:
-        try:
-            deadline = time.monotonic() + 300
-            while not (run_dir / "metrics.jsonl").exists():
-                assert first.poll() is None
-                assert time.monotonic() < deadline, "the run did not begin in five minutes"
-                time.sleep(0.1)
-            output = run_command(*command, "--max-steps", 1, status=1)
-            assert f"error: {run_dir} is in use by process {first.pid} on " in output
-            assert "Traceback" not in output
-            assert first.poll() is None
-        finally:
-            first.kill()
+    first = Job(tmp_path, toy_data, run_dir, "--max-steps", 10**6, "--save-every", 10**6).start_ranks(1)
+    try:
+        first.wait_for_training()
+        output = train(1, toy_data.path, run_dir, "--max-steps", 1, status=1)
+        assert f"error: {run_dir} is in use by process {first.processes[0].pid} on " in output
+        assert "Traceback" not in output
+        assert first.processes[0].poll() is None
+    finally:
+        first.close()
     # Killed: its folder is free at once, with nothing to remove by hand.
     with sole_training(run_dir, pytest.fail, patience=1.0):
         pass
@@ -219,40 +210,22 @@ def test_a_world_larger_than_the_step_is_refused(toy_data: DataFolder, tmp_path:
     assert "Traceback" not in output
 
 
-def kill_run(process: subprocess.Popen[bytes]) -> None:
-    """-9 to launcher and ranks: they share a session of their own."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path) -> None:
-    flags = ("--max-steps", 40, "--save-every", 5)
-    train(2, toy_data.path, tmp_path / "whole", *flags)
+    flags = ("--max-steps", 24, "--save-every", 3, "--validate-every", 0)
+    whole = Job(tmp_path, toy_data, tmp_path / "whole", *flags).start_ranks()
+    assert whole.statuses() == [0, 0], whole.output
     run_dir = tmp_path / "killed"
     seed = random.randrange(2**32)
     generator = random.Random(seed)
     for kill in range(2):
-        launch = [*deepspeed_command(2), "--module", "dist_transformer.train"]
-        command = [
-            str(word)
-            for word in (*launch, *overridden([*SMALL, "--data", toy_data.path, "--run-dir", run_dir, *flags]))
-        ]
-        environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-        with (tmp_path / f"log{kill}").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            wanted = run_dir / "checkpoints" / f"step-{10 + 15 * kill:08d}"
-            deadline = time.monotonic() + 600
-            while not wanted.exists():
-                assert process.poll() is None, (tmp_path / f"log{kill}").read_text()
-                assert time.monotonic() < deadline, "the run saved nothing in ten minutes"
-                time.sleep(0.01)
-            time.sleep(generator.random() * 0.5)
-            kill_run(process)
-    output = train(2, toy_data.path, run_dir, *flags)
-    assert "resumed from" in output
-    name = "step-00000040.safetensors"
+        killed = Job(tmp_path, toy_data, run_dir, *flags).start_ranks()
+        killed.wait_for((run_dir / "checkpoints" / f"step-{6 + 9 * kill:08d}").exists)
+        time.sleep(generator.random() * 0.5)
+        killed.close()
+    last = Job(tmp_path, toy_data, run_dir, *flags).start_ranks()
+    assert last.statuses() == [0, 0], last.output
+    assert "resumed from" in last.output
+    name = "step-00000024.safetensors"
     whole, killed = load_file(tmp_path / "whole" / "weights" / name), load_file(run_dir / "weights" / name)
     assert all(whole[key].equal(killed[key]) for key in whole), f"seed {seed}"
     assert (tmp_path / "whole" / "ledger.jsonl").read_text() == (run_dir / "ledger.jsonl").read_text(), f"seed {seed}"

@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
-import socket
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
-from tests.conftest import ROOT
+from tests.conftest import begin_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -52,22 +50,14 @@ def watched() -> dict[str, str | None]:
 
 @pytest.fixture(scope="module")
 def results(run: Path, disk: Path | None, watched: dict[str, str | None]) -> RESULTS:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tests.distributed.worker_saving", str(run), str(disk or "-"), str(run.parent)]
-    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    ranks = [
-        subprocess.Popen(
-            command, cwd=ROOT, env={**common, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        )
-        for rank in range(2)
-    ]
+    worker = ("-m", "tests.distributed.worker_saving", run, disk or "-", run.parent)
+    ranks = begin_ranks(range(2), *worker, output=run.parent / "output")
     try:
         while ranks[0].poll() is None:
             # The last save's files are damaged on purpose.
             if not (run / "checkpoints" / "step-00000005").exists():
                 watch(run / "checkpoints" / "latest", watched)
+            time.sleep(0.002)
         assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:

@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.runtime.launch import RANK_VARIABLES, free_port
+from dist_transformer.runtime.launch import free_port
 from dist_transformer.runtime.node import _place
-from tests.conftest import ROOT
+from tests.commands import Begun
+from tests.conftest import ROOT, begin_python
 
 pytestmark = pytest.mark.slow
 
@@ -25,22 +26,20 @@ WORKER = ROOT / "tests" / "distributed" / "worker_sharing.py"
 STEPS = 90
 
 
-def start(ranks: int, data: Path, nodes: int, steps: int) -> list[subprocess.Popen[str]]:
-    alone = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+def start(ranks: int, data: Path, nodes: int, steps: int) -> list[Begun]:
+    outputs = Path(tempfile.mkdtemp(prefix="sharing-"))
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(data), str(nodes), str(steps)],
-            env={**alone, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
+        begin_python(
+            *(WORKER, data, nodes, steps),
+            output=outputs / f"output-{rank}",
+            **{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(ranks)
     ]
 
 
-def ends(processes: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+def ends(processes: Sequence[Begun]) -> list[dict[str, Any]]:
     """The last line of each process."""
     return [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in processes]
 
@@ -97,7 +96,7 @@ def test_a_folder_that_cannot_be_opened_is_the_same_error_on_all_ranks(tmp_path:
     assert errors == errors[:1] * 3
 
 
-def shared_memory_of(processes: Sequence[subprocess.Popen[str]]) -> set[Path]:
+def shared_memory_of(processes: Sequence[Begun]) -> set[Path]:
     """Named files in shared memory that these processes map: after a kill they would stay."""
     maps = "".join(Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8") for process in processes)
     return {Path(line) for line in re.findall(r"(/dev/shm/\S+)", maps)}
@@ -109,7 +108,7 @@ def unix_sockets() -> dict[str, str]:
     return {words[6]: words[7] for line in lines if len(words := line.split()) == 8}
 
 
-def names_of_sockets(processes: Sequence[subprocess.Popen[str]]) -> set[str]:
+def names_of_sockets(processes: Sequence[Begun]) -> set[str]:
     """Names of the sockets through which these processes share data."""
     named, found = unix_sockets(), set()
     for process in processes:
@@ -128,8 +127,10 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
     processes = start(2, toy_data.path, 1, 0)
     try:
         for process in processes:
-            assert process.stdout is not None
-            assert "pid" in json.loads(process.stdout.readline())
+            while not (said := process.written()).endswith("\n"):
+                assert process.poll() is None
+                time.sleep(0.02)
+            assert "pid" in json.loads(said)
         sockets = names_of_sockets(processes)
         assert sockets
         assert not shared_memory_of(processes)
