@@ -40,8 +40,8 @@ class Job:
         self.run_dir, self.log = run_dir, folder / f"log-{len(list(folder.glob('log-*')))}"
         self.log.touch()
         self.arguments = overridden([*SMALL, "--data", data.path, "--run-dir", run_dir, *flags])
-        changed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "FAULT": fault or "0:0:none"}
-        self.changed, self.threads = changed, threads
+        self.environment = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "FAULT": fault or "0:0:none"}
+        self.threads = threads
         self.processes: list[subprocess.Popen[bytes] | Begun] = []
 
     def start_ranks(self, world: int = 2, *, absent: Collection[int] = (), port: int | None = None) -> "Job":
@@ -49,7 +49,7 @@ class Job:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
         for rank in range(world):
             named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-            environment = {**self.changed, **{key: str(value) for key, value in named.items()}, **master}
+            environment = {**self.environment, **{key: str(value) for key, value in named.items()}, **master}
             if rank in absent:
                 continue
             if self.threads == 1:
@@ -61,7 +61,7 @@ class Job:
 
     def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
         command = deepspeed_command(world)
-        self._start([*command[:-1], port or command[-1], WORKER], self.changed)
+        self._start([*command[:-1], port or command[-1], WORKER], self.environment)
         return self
 
     def _start(self, command: Sequence[object], named: dict[str, str]) -> None:

@@ -46,11 +46,11 @@ def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_pat
     assert told.statuses() == [INTERRUPTED] * 2, told.output
     assert "stopped at step 4, SIGUSR1 on rank 1" in told.output
     assert told.checkpoints == ["step-00000004"]
-    # Under DeepSpeed's launcher, and when a validation is due: that one runs after the resume.
-    launched = Job(tmp_path, toy_data, run_dir, *steps, fault="1:7:SIGTERM").start_deepspeed()
-    jobs.append(launched)
-    assert launched.statuses() == [INTERRUPTED], launched.output
-    assert "stopped at step 8, SIGTERM on rank 1" in launched.output
+    # When a validation is due: that one runs after the resume.
+    due = Job(tmp_path, toy_data, run_dir, *steps, fault="1:7:SIGTERM").start_ranks()
+    jobs.append(due)
+    assert due.statuses() == [INTERRUPTED] * 2, due.output
+    assert "stopped at step 8, SIGTERM on rank 1" in due.output
     assert read_records(run_dir, "valid") == []
     last = Job(tmp_path, toy_data, run_dir, *steps).start_ranks()
     jobs.append(last)
@@ -164,12 +164,15 @@ def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
     toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
 ) -> None:
     port = free_port()
-    first = Job(tmp_path, toy_data, tmp_path / "first", *RARELY, "--max-steps", 10**6).start_ranks(port=port)
+    first = Job(tmp_path, toy_data, tmp_path / "first", *RARELY, "--max-steps", 10**6).start_deepspeed(port=port)
     jobs.append(first)
     first.wait_for_training()
-    second = Job(tmp_path, toy_data, tmp_path / "second", "--max-steps", 1).start_deepspeed(port=port)
-    jobs.append(second)
-    assert second.statuses() == [1], second.output
+    second = Job(tmp_path, toy_data, tmp_path / "second", "--max-steps", 1)
+    # By which a rank knows DeepSpeed's launcher.
+    second.environment["CROSS_SIZE"] = "1"
+    jobs.append(second.start_ranks(port=port))
+    assert second.processes[0].wait(PATIENCE) == 1, second.output
+    second.close()
     (said,) = re.findall("^error: .*", second.output, re.MULTILINE)
     assert re.fullmatch(
         rf"error: port {port} of this machine is taken, perhaps by another training: use another one, such as "
@@ -179,5 +182,6 @@ def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
     assert not second.run_dir.exists()
     # The first one trains, and can still be stopped: its ranks hear each other.
     first.wait_for_training((first.run_dir / "metrics.jsonl").read_text().count("\n") + 2)
-    first.processes[1].send_signal(signal.SIGUSR1)
-    assert first.statuses() == [INTERRUPTED] * 2, first.output
+    rank = next(process for process in first.family() if "--local_rank=1" in process.cmdline())
+    rank.send_signal(signal.SIGUSR1)
+    assert first.statuses() == [INTERRUPTED], first.output
