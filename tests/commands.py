@@ -167,6 +167,14 @@ class Begun:
         self.wait(timeout)
         return self.written(), self.errors.read_text(errors="replace") if self.errors else ""
 
+    def first_line(self, timeout: float = 120) -> str:
+        """Wait for a line of its output, or its end."""
+        deadline = time.monotonic() + timeout
+        while "\n" not in (text := self.written()) and self.poll() is None:
+            assert time.monotonic() < deadline, "no line is written"
+            time.sleep(0.02)
+        return text.partition("\n")[0] + "\n"
+
     def written(self) -> str:
         """Give its output until now."""
         return self.output.read_text(errors="replace")

@@ -156,6 +156,12 @@ def run_python(
     return subprocess.CompletedProcess(words, ended.status, stdout=ended.output, stderr=ended.errors)
 
 
+@pytest.fixture(scope="session")
+def commands() -> Commands:
+    """Programs of this project, started quickly."""
+    return _commands()
+
+
 def begin_python(
     *program: object, output: Path, errors: Path | None = None, cwd: Path = ROOT, **environment: str
 ) -> Begun:
@@ -164,13 +170,18 @@ def begin_python(
 
 
 def begin_ranks(
-    ranks: Sequence[int], *program: object, output: Path, world: int = 2, **environment: str
+    ranks: Sequence[int],
+    *program: object,
+    output: Path,
+    errors: Path | None = None,
+    world: int = 2,
+    **environment: str,
 ) -> list[Begun]:
     """Start some ranks of one launch, and do not wait for them."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | environment
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     return [
-        begin_python(*program, output=output, **{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        begin_python(*program, output=output, errors=errors, **{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in ranks
     ]
 

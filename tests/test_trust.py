@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,6 @@ SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "canary-secret",
     "DB_PASSWORD": "canary-password",
 }
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("commands")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

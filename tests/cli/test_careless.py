@@ -46,12 +46,6 @@ _WRONG = [(words, kind) for words, right in _FOLDERS for kind in _OTHER[right]]
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("scratch"), seconds=120) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def home(commands: Commands, toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lived.live(commands, toy_data.path, tmp_path_factory.mktemp("home"))
 

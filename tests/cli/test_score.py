@@ -16,9 +16,9 @@ from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import scoring
 from dist_transformer.inference.scoring import PairScore, score_pairs
 from dist_transformer.model.transformer import Transformer
-from tests.conftest import run_python
+from tests.conftest import begin_ranks, run_python
 
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+COMMAND = ["-m", "dist_transformer", "score"]
 Lines = tuple[list[str], list[str]]
 
 
@@ -46,13 +46,6 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     main()
 
 
-def command(ranks: int, *words: str) -> list[str]:
-    return [sys.executable, *(LAUNCHER if ranks > 1 else []), "-m", "dist_transformer", "score", *words]
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def test_one_number_for_each_pair(
     flags: list[str], expected: list[PairScore], monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture
 ) -> None:
@@ -74,7 +67,7 @@ def test_the_same_bytes_on_one_rank_and_on_two(
     for ranks in (1, 2):
         out = tmp_path / f"on_{ranks}" / "scores.jsonl"
         words = [*flags, "--per-token", "--batch-tokens", "100", "--out", str(out)]
-        done = run_python("-m", "dist_transformer", "score", *words, ranks=ranks)
+        done = run_python(*COMMAND, *words, ranks=ranks)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
         assert os.listdir(out.parent) == [out.name]
@@ -92,19 +85,10 @@ def test_the_same_bytes_on_one_rank_and_on_two(
 
 
 @pytest.mark.system
-def test_all_ranks_end_when_the_first_cannot_write(flags: list[str]) -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            command(2, *flags),
-            env=ENVIRONMENT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=100,
-        )
-    assert done.returncode != 0
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+def test_all_ranks_end_when_the_first_cannot_write(flags: list[str], tmp_path: Path) -> None:
+    ranks = begin_ranks(range(2), *COMMAND, *flags, output=Path("/dev/full"), errors=tmp_path / "errors")
+    assert 0 not in [rank.wait() for rank in ranks]
+    errors = [line for line in (tmp_path / "errors").read_text().splitlines() if line.startswith("error: ")]
     assert errors == ["error: standard output cannot be written (No space left on device): choose another place"]
 
 
@@ -113,7 +97,7 @@ def test_a_reader_that_has_enough_is_no_error(flags: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
-        done = subprocess.run(command(1, *flags), env=ENVIRONMENT, stdout=pipe, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run([sys.executable, *COMMAND, *flags], stdout=pipe, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

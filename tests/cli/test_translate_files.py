@@ -28,7 +28,7 @@ PATIENCE = 300
 @pytest.fixture
 def files(tmp_path: Path, toy_lines: Lines) -> list[Path]:
     """100 lines in two files, of which one is compressed; two are blank and two are too long."""
-    lines = [*toy_lines[0][:50], "", "word " * 600, *toy_lines[0][50:96], "   ", "§" * 200]
+    lines = [*toy_lines[0][:50], "", "word " * 80, *toy_lines[0][50:96], "   ", "§" * 80]
     with gzip.open(tmp_path / "first.en.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(lines[:65]) + "\n")
     (tmp_path / "second.en").write_text("\n".join(lines[65:]) + "\n", encoding="utf-8")

@@ -1,10 +1,8 @@
 """`doctor` as a job starts it: two ranks that agree, two that do not, one that is missing, one that is stuck."""
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,11 +11,20 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import ROOT, run_command, run_ranks
+from dist_transformer.runtime.launch import free_port
+from tests.conftest import ROOT, begin_python, run_command, run_ranks
 
 pytestmark = pytest.mark.slow
 
 DOCTOR = [sys.executable, "-m", "dist_transformer", "doctor"]
+
+
+# In a name space of its own; 0x04000000 is CLONE_NEWUTS.
+NAME_HOST = """
+import ctypes, socket
+assert ctypes.CDLL(None).unshare(0x04000000) == 0
+socket.sethostname("{name}")
+"""
 
 
 def can_name_hosts() -> bool:
@@ -34,32 +41,25 @@ def start_ranks(
     Args:
         names: of their hosts, which are then several.
     """
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    common = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-    }
-    words = [str(word) for word in (*DOCTOR, *arguments)]
-    hosts = [["unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh"] for name in names]
-    processes = [
-        subprocess.Popen(
-            [*(hosts[rank] if hosts else []), *words],
-            cwd=folder,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": f"{folder}:{ROOT}"},
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    started = []
+    for rank, folder in enumerate(folders):
+        if names:
+            # Python imports it at its start.
+            with (folder / "sitecustomize.py").open("a") as file:
+                file.write(NAME_HOST.format(name=names[rank]))
+        started.append(
+            begin_python(
+                *(*DOCTOR[1:], *arguments),
+                output=folder.with_suffix(".output"),
+                errors=folder.with_suffix(".errors"),
+                cwd=folder,
+                **{**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": f"{folder}:{ROOT}"},
+            )
         )
-        for rank, folder in enumerate(folders)
-    ]
-    done = [process.communicate(timeout=180) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, done, strict=True)]
+    done = [rank.communicate(timeout=180) for rank in started]
+    return [(rank.wait(), *texts) for rank, texts in zip(started, done, strict=True)]
 
 
 def states(output: str) -> dict[str, str]:

@@ -1,17 +1,13 @@
 """Collectives that fail or hang: the advice where to look, and the end of a rank while one is under way."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from dist_transformer.runtime.launch import free_port
 from dist_transformer.runtime.process_group import COLLECTIVE_ADVICE, collective_record
 from dist_transformer.training.fault_tolerance.signals import HUNG
-from tests.conftest import ROOT
+from tests.conftest import begin_ranks
 
 RANK = """
 import os, sys, time, torch
@@ -45,23 +41,12 @@ with process_group(world, device_name="cpu"):
 def test_a_collective_that_fails_or_hangs_says_where_to_look(
     mode: str, reason: str, status: int, tmp_path: Path
 ) -> None:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, mode, str(tmp_path)],
-            cwd=ROOT,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    ranks = begin_ranks(range(2), "-c", RANK, mode, tmp_path, output=tmp_path / "output")
     try:
-        said = ranks[0].communicate(timeout=90)[1]
+        assert ranks[0].wait(90) == status
     finally:
         ranks[1].kill()
-        ranks[1].communicate()
-    assert ranks[0].returncode == status
+    said = ranks[0].written()
     assert reason in said
     assert said.count(COLLECTIVE_ADVICE) == 1
 

@@ -3,19 +3,20 @@
 import asyncio
 import http.client
 import json
+import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from dist_transformer.serving import server
 from dist_transformer.serving.server import allowed_hosts, make_app, open_socket, serve
-from tests.conftest import allow_interrupts
+from tests.commands import Begun
+from tests.conftest import begin_python
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningServer:
-    process: subprocess.Popen[str]
+    process: Begun
     url: str
 
     @property
@@ -40,32 +41,32 @@ class RunningServer:
     def end(self, number: signal.Signals = signal.SIGTERM) -> Ended:
         self.process.send_signal(number)
         stdout, stderr = self.process.communicate(timeout=60)
-        return Ended(status=self.process.returncode, stdout=stdout, stderr=stderr)
-
-
-TOOL = (sys.executable, "-m", "dist_transformer", "serve")
+        _, _, rest = stdout.partition("\n")
+        return Ended(status=self.process.wait(), stdout=rest, stderr=stderr)
 
 
 @contextmanager
-def running_server(models: list[Path], *options: object, program: Sequence[str] = TOOL) -> Iterator[RunningServer]:
-    """Start a server on a free port, and wait until it is ready; of two models, the second is compared."""
+def running_server(models: list[Path], *options: object, most_files: int | None = None) -> Iterator[RunningServer]:
+    """Start a server on a free port, and wait until it is ready; of two models, the second is compared.
+
+    Args:
+        most_files: that it may open.
+    """
     first, *second = models
     compare = ("--compare", *second) if second else ()
-    process = subprocess.Popen(
-        [*program, *map(str, ("--model", first, *compare, "--port", 0, *options))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=allow_interrupts,  # noqa: PLW1509
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("Open http://"), process.communicate()
-        yield RunningServer(process=process, url=line.split()[1])
-    finally:
-        process.kill()
-        process.communicate()
+    words = ("--model", first, *compare, "--port", 0, *options)
+    with TemporaryDirectory() as folder:
+        files = {"output": Path(folder, "output"), "errors": Path(folder, "errors")}
+        process = begin_python("-m", "dist_transformer", "serve", *words, **files)
+        if most_files is not None:
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most_files, most_files))
+        try:
+            line = process.first_line()
+            assert line.startswith("Open http://"), process.communicate()
+            yield RunningServer(process=process, url=line.split()[1])
+        finally:
+            process.kill()
+            process.wait()
 
 
 def send(

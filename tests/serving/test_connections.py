@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.serving import receiving, server
-from tests.serving.running import TOOL, exchange, post, read_answer, running_server, with_server
+from tests.serving.running import exchange, post, read_answer, running_server, with_server
 
 HEADERS = b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "a"}'
@@ -175,8 +175,7 @@ def test_a_process_without_files_says_so_once_and_answers_later(
 
 @pytest.mark.system
 def test_more_idle_clients_than_files_keep_no_one_out_for_long(model_folder: Path) -> None:
-    few_files = ("sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *TOOL)
-    with running_server([model_folder], program=few_files) as running, contextlib.ExitStack() as opened:
+    with running_server([model_folder], most_files=400) as running, contextlib.ExitStack() as opened:
         for i in range(900):
             connection = socket.create_connection(("127.0.0.1", running.port), timeout=60)
             with contextlib.suppress(ConnectionError):

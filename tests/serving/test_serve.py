@@ -4,8 +4,6 @@ import http.client
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
-from tests.conftest import run_python
+from tests.conftest import begin_python, run_python
 from tests.serving.running import RunningServer, post, running_server, send
 
 pytestmark = pytest.mark.system
@@ -160,15 +158,13 @@ def test_a_signal_ends_it_while_models_are_loaded(model_folder: Path, tmp_path: 
         "\n"
         "models.load_models = load\n"
     )
-    program = [sys.executable, "-m", "dist_transformer", "serve", "--import", tmp_path / "slow.py"]
-    with subprocess.Popen(
-        [*program, "--model", model_folder, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"loading\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
-        assert process.communicate() == (b"", b"")
+    words = ("serve", "--import", tmp_path / "slow.py", "--model", model_folder, "--port", "0")
+    files = {"output": tmp_path / "output", "errors": tmp_path / "errors"}
+    process = begin_python("-m", "dist_transformer", *words, **files)
+    assert process.first_line() == "loading\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert process.communicate() == ("loading\n", "")
 
 
 def test_a_port_that_is_taken(model_folder: Path, server: RunningServer) -> None:

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -127,10 +126,7 @@ def test_when_a_process_is_killed_the_others_of_its_node_are_told_and_nothing_is
     processes = start(2, toy_data.path, 1, 0)
     try:
         for process in processes:
-            while not (said := process.written()).endswith("\n"):
-                assert process.poll() is None
-                time.sleep(0.02)
-            assert "pid" in json.loads(said)
+            assert "pid" in json.loads(process.first_line())
         sockets = names_of_sockets(processes)
         assert sockets
         assert not shared_memory_of(processes)
