@@ -68,6 +68,14 @@ class WriteError(UserError, OSError):
         return one_line(f"{self.filename} cannot be written{remedy}")
 
 
+def failure(error: Exception, what: str, remedy: str) -> str:
+    """Describe an error of a collective action: as it says itself, or else by what failed, the reason and a remedy."""
+    if isinstance(error, UserError) and not isinstance(error, WriteError):
+        return str(error)
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"{what} ({reason}): {remedy}"
+
+
 class TransientError(UserError):
     """An error that input and settings did not cause. The same command may succeed, so finished work is kept."""
 

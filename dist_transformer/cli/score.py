@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Literal
 
-from dist_transformer.base.errors import UserError, caution
+from dist_transformer.base.errors import UserError, caution, failure
 from dist_transformer.base.files import make_folder, whole_path
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import FLAT, values_of
@@ -122,14 +122,14 @@ def write_texts(texts: Iterable[str], world: World, out: Path | None) -> None:
     # In one process, a closed pipe such as `| head` ends the command without an error message.
     errors = () if out is None and world.size == 1 else (OSError, UserError)
 
-    def describe(error: Exception) -> str:
-        if isinstance(error, UserError):
-            return str(error)
-        place = "standard output" if out is None else out
-        return f"{place} cannot be written ({getattr(error, 'strerror', error)}): choose another place"
-
     def on_rank_0(work: Callable[[], object]) -> None:
-        on_all_ranks(lambda: work() if world.is_main else None, errors=errors, describe=describe)
+        on_all_ranks(
+            lambda: work() if world.is_main else None,
+            errors=errors,
+            describe=lambda error: failure(
+                error, f"{out or 'standard output'} cannot be written", "choose another place"
+            ),
+        )
 
     with contextlib.ExitStack() as stack:
         files: list[IO[bytes]] = [sys.stdout.buffer]

@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, failure
 from dist_transformer.base.files import make_folder, remove, remove_unfinished, sha256_of, write_file
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import from_plain, omitted_defaults, read_json, to_plain
@@ -61,73 +62,120 @@ def open_run(
         UserError: on all ranks: the folder is in use or cannot be written, `--resume` forbids it, settings differ, or
             settings, checkpoint and ledger are not from one run.
     """
-    run_dir, notes, fence = config.run_dir, list[str](), unfenced
+    folder = RunFolder(config, described)
+    with ExitStack() as acquired:
+        folder.lock(acquired)
+        origin = folder.choose_start(data, cores)
+        folder.begin(data.path / TOKENIZER_FILE, origin)
+        held.push(acquired.pop_all())
+    return origin, folder.notes, folder.fence
 
-    def by_main(action: Callable[[], object]) -> None:
+
+class RunFolder:
+    """The folder of a run that starts. All ranks call its methods, in this order; rank 0 alone changes the folder."""
+
+    def __init__(self, config: TrainConfig, described: dict[str, Any]) -> None:
+        self.config, self.described, self.path = config, described, config.run_dir
+        self.notes: list[str] = []
+        self.fence: Fence = unfenced
+
+    def lock(self, held: ExitStack) -> None:
+        """Take the folder for this training, until `held` is closed."""
+
+        def take() -> None:
+            _refuse_other_folder(self.path)
+            if self.config.checkpoints.resume != "required" or self.path.is_dir():
+                self.fence = held.enter_context(sole_training(self.path, self.notes.append))
+
+        self._by_main(take)
+
+    def choose_start(self, data: DataFolder, cores: int | None) -> CheckpointReader | InitialWeights | None:
+        """Return the newest checkpoint, or else the initial weights, if there are some."""
+        resume, path = self.config.checkpoints.resume, newest_checkpoint(self.path, self.notes.append)
+        self._by_main(
+            lambda: self.notes.extend(lost_checkpoint(self.path, path) if path else require_nothing_lost(self.path))
+        )
+        if path is None and resume == "required":
+            raise UserError(
+                f"--resume required, but {self.path} holds no checkpoint: check --run-dir, or use --resume auto"
+            )
+        if path is not None and resume == "never":
+            raise UserError(
+                f"--resume never, but {self.path} holds checkpoints: choose another --run-dir, or move them away"
+            )
+        if path is not None:
+            return self._resume(CheckpointReader(path), cores)
+        return None if self.config.checkpoints.init_from is None else self._start_warm(data)
+
+    def _resume(self, reader: CheckpointReader, cores: int | None) -> CheckpointReader:
+        """Check that a checkpoint is of this run, and take over what belongs to it."""
+        described, done = self.described, reader.state["step"]
+        if done > self.config.max_steps:
+            raise UserError(
+                f"{self.path} is at step {done:,}, beyond --max-steps {self.config.max_steps:,}: raise --max-steps to "
+                "continue, or choose another --run-dir"
+            )
+        before, rebuilt = settings_before(self.path, reader.path)
+        described["init_from_sha256"] = before.get("init_from_sha256")
+        self.notes += rebuilt
+        if cores is not None and not threads_are_given() and (recorded := before.get("threads")):
+            described["threads"], kept = kept_threads(recorded, chosen=described["threads"], cores=cores)
+            self.notes += [kept] if kept else []
+        self.notes += [f"setting changed: {line}" for line in check_settings(self.path, described, before)]
+        # A number may be written in two ways, 0 and 0.0, and the identity of the run has one.
+        for name in before.keys() & described.keys() & set(_FIXED):
+            described[name] = _as_before(described[name], before[name])
+        require_own_checkpoint(self.path, reader, described)
+        require_same_measure(self.path, described, before, reader.state)
+        self._by_main(lambda: require_ledger(self.path, reader))
+        self._by_main(lambda: self.notes.extend(lost_records(self.path, done)))
+        self.notes += [*average_notes(reader.state, self.config.ema_decay), f"resumed from {reader.path}"]
+        return reader
+
+    def _start_warm(self, data: DataFolder) -> InitialWeights:
+        """Read the weights of `--init-from`."""
+        settings = self.config.checkpoints
+        assert settings.init_from is not None
+        read = partial(read_initial_weights, settings.init_from, self.config.model)
+        initial = distributed.on_all_ranks(lambda: read(data.tokenizer(), vocabulary=settings.init_vocabulary))
+        require_agreement({"init_from_sha256": initial.sha256})
+        self.described["init_from_sha256"] = initial.sha256
+        note = f": {initial.note}" if initial.note else ""
+        self.notes.append(f"starts with the weights of {settings.init_from}{note}")
+        return initial
+
+    def begin(self, tokenizer: Path, origin: CheckpointReader | InitialWeights | None) -> None:
+        """Write the settings, and remove what is newer than the checkpoint or incomplete."""
+        reader = origin if isinstance(origin, CheckpointReader) else None
+        distributed.barrier()
+        self._by_main(lambda: self._write(tokenizer, reader))
+
+    def _write(self, tokenizer: Path, reader: CheckpointReader | None) -> None:
+        self.fence()
+        for folder in (self.path, self.path / SAMPLES):
+            remove_unfinished(folder)
+        # The initial weights may have been validated at step 0 before.
+        last_step = reader.state["step"] if reader else -1
+        # Before its temporary folder, which shows that a weight file is of an unfinished first save.
+        remove_newer(self.path, last_step)
+        remove_unfinished_saves(self.path)
+        write_settings(self.path, self.described, tokenizer)
+        for name in (METRICS_FILE, LEDGER_FILE):
+            truncate_jsonl(self.path / name, last_step)
+        if reader is not None:
+            pointer = self.path / CHECKPOINTS / POINTER
+            if not pointer.is_file() or pointer.read_bytes() != f"{reader.path.name}\n".encode():
+                move_pointer(reader.path)
+
+    def _by_main(self, action: Callable[[], object]) -> None:
+        """Run an action on rank 0; all ranks raise its error."""
         distributed.on_all_ranks(
             lambda: action() if distributed.rank() == 0 else None,
             errors=(UserError, OSError),
-            describe=lambda error: (
-                str(error)
-                if isinstance(error, UserError)
-                else f"cannot write in {run_dir} ({error}): fix the folder, or choose another --run-dir"
+            describe=lambda error: failure(
+                error, f"cannot write in {self.path}", "fix the folder, or choose another --run-dir"
             ),
         )
-
-    def take() -> None:
-        nonlocal fence
-        _refuse_other_folder(run_dir)
-        if config.checkpoints.resume != "required" or run_dir.is_dir():
-            fence = acquired.enter_context(sole_training(run_dir, notes.append))
-
-    with ExitStack() as acquired:
-        by_main(take)
-        path = newest_checkpoint(run_dir, notes.append)
-        by_main(lambda: notes.extend(lost_checkpoint(run_dir, path) if path else require_nothing_lost(run_dir)))
-        reader, initial = None, None
-        if path is None and config.checkpoints.resume == "required":
-            raise UserError(
-                f"--resume required, but {run_dir} holds no checkpoint: check --run-dir, or use --resume auto"
-            )
-        if path is not None and config.checkpoints.resume == "never":
-            raise UserError(
-                f"--resume never, but {run_dir} holds checkpoints: choose another --run-dir, or move them away"
-            )
-        if path is not None:
-            reader = CheckpointReader(path)
-            if (done := reader.state["step"]) > config.max_steps:
-                raise UserError(
-                    f"{run_dir} is at step {done:,}, beyond --max-steps {config.max_steps:,}: raise --max-steps to "
-                    "continue, or choose another --run-dir"
-                )
-            before, rebuilt = settings_before(run_dir, path)
-            described["init_from_sha256"] = before.get("init_from_sha256")
-            notes += rebuilt
-            if cores is not None and not threads_are_given() and (recorded := before.get("threads")):
-                described["threads"], kept = kept_threads(recorded, chosen=described["threads"], cores=cores)
-                notes += [kept] if kept else []
-            notes += [f"setting changed: {line}" for line in check_settings(run_dir, described, before)]
-            # A number may be written in two ways, 0 and 0.0, and the identity of the run has one.
-            for name in before.keys() & described.keys() & set(_FIXED):
-                described[name] = _as_before(described[name], before[name])
-            require_own_checkpoint(run_dir, reader, described)
-            require_same_measure(run_dir, described, before, reader.state)
-            by_main(lambda: require_ledger(run_dir, reader))
-            by_main(lambda: notes.extend(lost_records(run_dir, reader.state["step"])))
-            notes += average_notes(reader.state, config.ema_decay)
-            notes.append(f"resumed from {path}")
-        elif config.checkpoints.init_from is not None:
-            source, vocabulary = config.checkpoints.init_from, config.checkpoints.init_vocabulary
-            initial = distributed.on_all_ranks(
-                lambda: read_initial_weights(source, config.model, data.tokenizer(), vocabulary=vocabulary)
-            )
-            require_agreement({"init_from_sha256": initial.sha256})
-            described["init_from_sha256"] = initial.sha256
-            notes.append(f"starts with the weights of {source}" + (f": {initial.note}" if initial.note else ""))
-        distributed.barrier()
-        by_main(lambda: _begin(run_dir, described, data.path / TOKENIZER_FILE, reader, fence))
-        held.push(acquired.pop_all())
-    return reader or initial, notes, fence
 
 
 def _refuse_other_folder(run_dir: Path) -> None:
@@ -137,27 +185,6 @@ def _refuse_other_folder(run_dir: Path) -> None:
             raise UserError(
                 f"--run-dir {run_dir} is {kind} folder (it has {name}): choose a new folder or a run folder"
             )
-
-
-def _begin(
-    run_dir: Path, described: dict[str, Any], tokenizer: Path, reader: CheckpointReader | None, fence: Fence
-) -> None:
-    """Write the settings, and remove what is newer than the checkpoint or incomplete. Only rank 0 calls it."""
-    fence()
-    for folder in (run_dir, run_dir / SAMPLES):
-        remove_unfinished(folder)
-    # The initial weights may have been validated at step 0 before.
-    last_step = reader.state["step"] if reader else -1
-    # Before its temporary folder, which shows that a weight file is of an unfinished first save.
-    remove_newer(run_dir, last_step)
-    remove_unfinished_saves(run_dir)
-    write_settings(run_dir, described, tokenizer)
-    for name in (METRICS_FILE, LEDGER_FILE):
-        truncate_jsonl(run_dir / name, last_step)
-    if reader is not None:
-        pointer = run_dir / CHECKPOINTS / POINTER
-        if not pointer.is_file() or pointer.read_bytes() != f"{reader.path.name}\n".encode():
-            move_pointer(reader.path)
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, failure
 from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import TrainingData
@@ -264,11 +264,10 @@ class Logbook:
         distributed.on_all_ranks(
             write,
             errors=(OSError, UserError),
-            describe=lambda error: (
-                str(error)
-                if isinstance(error, UserError)
-                else f"cannot write in {self.config.run_dir} ({error}): free space or fix the folder; "
-                "the run resumes from its last checkpoint"
+            describe=lambda error: failure(
+                error,
+                f"cannot write in {self.config.run_dir}",
+                "free space or fix the folder; the run resumes from its last checkpoint",
             ),
         )
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, failure
 from dist_transformer.base.files import make_folder, move, remove, remove_tree, sha256_of, sync, whole_path, write_file
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, weight_hashes
@@ -241,11 +241,7 @@ class CheckpointWriter:
         return distributed.on_all_ranks(
             action,
             errors=(UserError, OSError, SafetensorError, MemoryError),
-            describe=lambda error: (
-                str(error)
-                if isinstance(error, UserError)
-                else f"cannot write the checkpoint ({str(error) or type(error).__name__}): {remedy}"
-            ),
+            describe=lambda error: failure(error, "cannot write the checkpoint", remedy),
             group=self._group,
         )
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_transformer.base.errors import printable
+from dist_transformer.base.errors import failure, printable
 from dist_transformer.base.files import append_to, make_folder, remove, write_file
 from dist_transformer.run.layout import HANGS
 from dist_transformer.runtime import distributed
@@ -167,9 +167,7 @@ class Watchdog:
         distributed.on_all_ranks(
             prepare,
             errors=(OSError,),
-            describe=lambda error: (
-                f"cannot write in {run_dir} ({getattr(error, 'strerror', error)}): choose another --run-dir"
-            ),
+            describe=lambda error: failure(error, f"cannot write in {run_dir}", "choose another --run-dir"),
         )
         self._heartbeats = heartbeats
         # The first beat comes from this thread, so that even a rank that fails at once has been seen.
