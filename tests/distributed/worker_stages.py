@@ -32,7 +32,7 @@ from dist_transformer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = range(4)
-MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_layers=2, dropout=0.0)
+MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=2, decoder_layers=1, dropout=0.0)
 
 
 # The warm-up of the average ends at step 3: (1 + 3) / (10 + 3) is above.
@@ -64,7 +64,8 @@ def make_config(data: Path, run_dir: Path, ds_config: str, precision: str, **cha
         max_steps=6,
         save_every=3,
         log_every=1,
-        validate_every=3,
+        # What validation computes in bf16 is that of the same model.
+        validate_every=3 if precision == "fp32" else 0,
         validate_sentences=6,
         precision=precision,  # type: ignore[arg-type]
         model=changes.pop("model", MODEL),
@@ -187,6 +188,8 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
     whole = assemble(config, world, device)
     whole.train()
     broken_dir = config.run_dir.with_name(config.run_dir.name + "-resumed")
+    # Without validation, which changes nothing.
+    config = dataclasses.replace(config, validate_every=0)
     assemble(dataclasses.replace(config, run_dir=broken_dir, max_steps=3), world, device).train()
     resumed = assemble(dataclasses.replace(config, run_dir=broken_dir), world, device)
     assert resumed.progress.step == 3

@@ -23,7 +23,7 @@ from dist_transformer.training.engine.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = range(4)
-MICRO_BATCHES = (1, 128)
+MICRO_BATCHES = (1, 32)
 """Micro-batches per rank and step."""
 MODEL = ModelConfig(width=32, heads=2, ffn_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0, vocab_size=64)
 TOKENS = 16

@@ -41,8 +41,8 @@ def make(
 @pytest.mark.system
 def test_order_and_count_are_kept(make, toy_lines: Lines) -> None:
     lines = toy_lines[0][:30]
-    translations = make(batch_tokens=400).translate(lines)
-    alone = [make().translate([line])[0] for line in lines]
+    translations = make(batch_tokens=400, max_extra_tokens=8).translate(lines)
+    alone = [make(max_extra_tokens=8).translate([line])[0] for line in lines]
     assert [t.text for t in translations] == [t.text for t in alone]
     assert len({t.text for t in translations}) > 5
     assert [t.hypotheses[0].score for t in translations] == pytest.approx(
@@ -54,8 +54,8 @@ def test_order_and_count_are_kept(make, toy_lines: Lines) -> None:
 def test_input_order_does_not_matter(make, toy_lines: Lines) -> None:
     lines = toy_lines[0][:40]
     shuffled = random.Random(1).sample(range(40), 40)
-    straight = make(batch_tokens=400).translate(lines)
-    mixed = make(batch_tokens=400).translate([lines[i] for i in shuffled])
+    straight = make(batch_tokens=400, max_extra_tokens=8).translate(lines)
+    mixed = make(batch_tokens=400, max_extra_tokens=8).translate([lines[i] for i in shuffled])
     assert [t.text for t in mixed] == [straight[i].text for i in shuffled]
 
 
@@ -224,12 +224,12 @@ def test_every_allowed_source_has_positions_for_its_output(make) -> None:
 def test_ranks_share_the_batches_of_one_process(
     make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    lines = [*toy_lines[0][:30], "", "§" * 90, " ".join(toy_lines[0][:20])]
-    translator = make(batch_tokens=600, nbest=2)
+    lines = [*toy_lines[0][:12], "", "§" * 60, " ".join(toy_lines[0][:10])]
+    translator = make(batch_tokens=300, nbest=2, max_source_tokens=60, max_extra_tokens=8)
     expected = translator.translate(lines)
     assert translator.translate_distributed(lines) == expected
-    decoded = 30 + sum(one.split.parts for one in expected if one.split is not None)
-    assert decoded > 30 + 2 + 2
+    decoded = 12 + sum(one.split.parts for one in expected if one.split is not None)
+    assert decoded > 12 + 2 + 2
     monkeypatch.setattr(module, "world_size", lambda: world)
     monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
     shares: list[dict[int, object]] = []

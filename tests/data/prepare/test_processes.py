@@ -8,14 +8,16 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, allow_interrupts
+from tests.commands import Begun
+from tests.conftest import ROOT, allow_interrupts, begin_python
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MESSAGE = "interrupted: run the same command again to resume\n"
@@ -36,13 +38,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(text: Path, out: Path, *more: object) -> list[str]:
     files = ["--src", text / "p*.en", "--tgt", text / "p*.de", "--vocab-size", 400, "--pairs-per-shard", 4]
-    return [str(word) for word in (sys.executable, ROOT / "tools/prepare_data.py", *files, "--out", out, *more)]
+    return [str(word) for word in (ROOT / "tools/prepare_data.py", *files, "--out", out, *more)]
 
 
-def start(command: list[str]) -> subprocess.Popen[str]:
+def start(command: list[str], launcher: Sequence[str] = ()) -> Begun | subprocess.Popen[str]:
+    if not launcher:
+        folder = Path(tempfile.mkdtemp(prefix="outputs-"))
+        return begin_python(*command, output=folder / "output", errors=folder / "errors")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        command,
+        [*launcher, sys.executable, *command],
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -52,7 +57,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: Begun | subprocess.Popen[str]) -> tuple[int | None, str, str]:
     output, errors = process.communicate(timeout=120)
     return process.returncode, output, errors
 
@@ -120,8 +125,8 @@ def test_an_error_in_a_process_is_said_once_and_leaves_nothing(text: Path, tmp_p
     (tmp_path / "out").mkdir()
     expected = f"error: {tmp_path}/p2.de line 301 is not UTF-8 (byte 0xfc at position 2): convert it from its "
     for launcher, workers in (([], 1), ([], 2), ([str(MPIRUN), "-n", "2"], 1)):
-        command = [*launcher, *words(tmp_path, tmp_path / "out/data", "--workers", workers)]
-        status, _, errors = finish(start(command))
+        command = words(tmp_path, tmp_path / "out/data", "--workers", workers)
+        status, _, errors = finish(start(command, launcher))
         assert (status, errors.count("\n")) == (1, 1)
         assert errors.startswith(expected)
         assert list((tmp_path / "out").iterdir()) == []
@@ -199,7 +204,7 @@ def test_a_killed_worker_ends_the_preparation_and_loses_no_work(
 
 def test_under_mpirun(text: Path, straight: dict[str, bytes], tmp_path: Path) -> None:
     launcher = [str(MPIRUN), "-n", "2"]
-    status, output, errors = finish(start([*launcher, *words(text, tmp_path / "whole", "--workers", 1)]))
+    status, output, errors = finish(start(words(text, tmp_path / "whole", "--workers", 1), launcher))
     assert (status, errors) == (0, "")
     assert output.count("read: 300 pairs") == 4
     assert output.count("wrote: ") == 1
@@ -207,7 +212,7 @@ def test_under_mpirun(text: Path, straight: dict[str, bytes], tmp_path: Path) ->
 
     # A rank is killed: the launcher ends the others, and the same command resumes without it, too.
     out = tmp_path / "out"
-    process = start([*launcher, *words(text, out, "--workers", 1)])
+    process = start(words(text, out, "--workers", 1), launcher)
     wait_for(lambda: len(made(out, "shard-*.arrow")) >= 10)
     (rank, *_) = [
         int(path.parent.name)
@@ -224,7 +229,7 @@ def test_under_mpirun(text: Path, straight: dict[str, bytes], tmp_path: Path) ->
 def test_a_terminal_shows_bars_that_fit(text: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = words(text, tmp_path / "out", "--workers", 2)
+    command = [sys.executable, *words(text, tmp_path / "out", "--workers", 2)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
