@@ -163,10 +163,15 @@ def commands() -> Commands:
 
 
 def begin_python(
-    *program: object, output: Path, errors: Path | None = None, cwd: Path = ROOT, **environment: str
+    *program: object,
+    output: Path,
+    errors: Path | None = None,
+    cwd: Path = ROOT,
+    stdin: Path = Path(os.devnull),
+    **environment: str,
 ) -> Begun:
     """Start what a user types after `python`, and do not wait for it; a signal reaches it as in a terminal."""
-    return _commands().begin(program, cwd, output=output, errors=errors, environment=environment)
+    return _commands().begin(program, cwd, output=output, errors=errors, stdin=stdin, environment=environment)
 
 
 def begin_ranks(

@@ -11,6 +11,7 @@ import pytest
 from dist_transformer.base.errors import UserError, exit_on_user_error, logger
 from dist_transformer.runtime.child import run_child
 from tests.api.examples import sections
+from tests.conftest import run_python
 
 # A program that uses the package, and gives no handler.
 SPEAKING = """
@@ -90,8 +91,8 @@ def test_a_function_prints_its_lines_unless_the_program_configures_them(
     tmp_path: Path, first: str, shown: bool
 ) -> None:
     call = f"api.prepare(toy=60, vocab_size=300, out={str(tmp_path / 'data')!r}, seed=3)"
-    out, _ = run(f"{first}from dist_transformer import api; {call}")
-    assert ("kept" in out) == shown
+    done = run_python("-c", f"{first}from dist_transformer import api; {call}")
+    assert ("kept" in done.stdout) == shown, done.stderr
 
 
 def test_the_lines_of_a_child_are_messages(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

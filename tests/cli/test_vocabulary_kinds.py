@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import sentencepiece
 
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import run_command, run_ranks
+from tests.conftest import run_command, run_python, run_ranks
 from tests.lived import SMALL
 from tests.serving.running import running_server
 
@@ -117,8 +116,9 @@ def test_exports_are_read_as_their_card_says(target: str, lived: Path, tmp_path:
     assert said.count(" ok ") >= 4
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     program = card.split("```python\n")[1].split("```")[0]
-    printed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path / "out", stdout=subprocess.PIPE, check=True)
-    translations = ast.literal_eval(printed.stdout.decode())
+    printed = run_python("-c", program, cwd=tmp_path / "out")
+    assert printed.returncode == 0, printed.stderr
+    translations = ast.literal_eval(printed.stdout)
     assert [*map(type, translations)] == [str, str]
 
 

@@ -37,12 +37,12 @@ def folders(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> t
 
 @pytest.fixture(scope="module")
 def runs(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """20 steps on one rank, and on two that are started again after 10."""
+    """8 steps on one rank, and on two that are started again after 4."""
     work = tmp_path_factory.mktemp("runs")
     places: Any = folders
-    flags = ("--data", *places, "--data-temperature", 5, "--precision", "fp32", "--save-every", 10)
-    flags = (*flags, "--validate-every", 10, "--validate-sentences", 4, "--seed", 2)
-    for ranks, ends in ((1, (20,)), (2, (10, 20))):
+    flags = ("--data", *places, "--data-temperature", 5, "--precision", "fp32", "--save-every", 4)
+    flags = (*flags, "--validate-every", 4, "--validate-sentences", 4, "--seed", 2)
+    for ranks, ends in ((1, (8,)), (2, (4, 8))):
         for end in ends:
             train(ranks, folders[0], work / str(ranks), *flags, "--max-steps", end)
     return {ranks: work / str(ranks) for ranks in (1, 2)}
@@ -57,12 +57,12 @@ def model(runs: dict[int, Path]) -> Path:
 def test_the_ledger_is_that_of_one_rank(runs: dict[int, Path]) -> None:
     one, two = (list(read_ledger(runs[ranks] / "ledger.jsonl")) for ranks in (1, 2))
     assert one == two
-    assert len(one) == 20
+    assert len(one) == 8
 
 
 def test_every_direction_is_validated_by_name(runs: dict[int, Path]) -> None:
     one, two = (read_records(runs[ranks], "valid") for ranks in (1, 2))
-    assert [record["step"] for record in two] == [10, 20]
+    assert [record["step"] for record in two] == [4, 8]
     for record, other in zip(two, one, strict=True):
         for name in ("loss", "nll", "bleu", "chrf", "ter"):
             there, back = record[f"en-de/{name}"], record[f"de-en/{name}"]
@@ -71,12 +71,12 @@ def test_every_direction_is_validated_by_name(runs: dict[int, Path]) -> None:
         assert [record[name] for name in ("en-de/nll", "de-en/nll")] == pytest.approx(
             [other[name] for name in ("en-de/nll", "de-en/nll")], abs=1e-4
         )
-    state = json.loads((runs[2] / "checkpoints/step-00000020/state.json").read_text())
+    state = json.loads((runs[2] / "checkpoints/step-00000008/state.json").read_text())
     assert sorted(state["best"]) == [[record["step"], record["nll"]] for record in two]
 
 
 def test_the_scores_do_not_depend_on_the_ranks(runs: dict[int, Path]) -> None:
-    one, two = ([sheet for sheet in read_sheets(runs[ranks]) if sheet.step == 10] for ranks in (1, 2))
+    one, two = ([sheet for sheet in read_sheets(runs[ranks]) if sheet.step == 4] for ranks in (1, 2))
     assert [[s.hypothesis for s in sheet.samples] for sheet in one] == [
         [s.hypothesis for s in sheet.samples] for sheet in two
     ]
@@ -87,8 +87,8 @@ def test_the_scores_do_not_depend_on_the_ranks(runs: dict[int, Path]) -> None:
 def test_samples_and_the_report_have_both(runs: dict[int, Path]) -> None:
     sheets = read_sheets(runs[2])
     assert [(sheet.step, sheet.direction) for sheet in sheets] == [
-        *((10, "en-de"), (10, "de-en")),
-        *((20, "en-de"), (20, "de-en")),
+        *((4, "en-de"), (4, "de-en")),
+        *((8, "en-de"), (8, "de-en")),
     ]
     assert [sample.source_tokens[0] for sheet in sheets[:2] for sample in sheet.samples] == ["<2de>"] * 4 + [
         "<2en>"
@@ -96,8 +96,8 @@ def test_samples_and_the_report_have_both(runs: dict[int, Path]) -> None:
     run_command(*PROGRAM, "report", runs[2])
     page = " ".join((runs[2] / "report.html").read_text(encoding="utf-8").split())
     assert "en → de, de → en" in page
-    assert "Step 20, en-de: 4 of 4 validation sentences" in page
-    assert "Step 20, de-en: 4 of 4 validation sentences" in page
+    assert "Step 8, en-de: 4 of 4 validation sentences" in page
+    assert "Step 8, de-en: 4 of 4 validation sentences" in page
     assert "mean over the directions" in page
 
 

@@ -189,7 +189,7 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
     whole.train()
     broken_dir = config.run_dir.with_name(config.run_dir.name + "-resumed")
     # Without validation, which changes nothing.
-    config = dataclasses.replace(config, validate_every=0)
+    config = config.changed(validate_every=0)
     assemble(dataclasses.replace(config, run_dir=broken_dir, max_steps=3), world, device).train()
     resumed = assemble(dataclasses.replace(config, run_dir=broken_dir), world, device)
     assert resumed.progress.step == 3

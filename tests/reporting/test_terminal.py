@@ -5,8 +5,8 @@ import math
 import os
 import pty
 import re
+import select
 import struct
-import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.reporting.reporter import Reporter
+from tests.conftest import begin_python
 from tests.reporting.recorded import VALUES
 
 
@@ -94,22 +95,21 @@ def screen_lines(output: str) -> list[str]:
     return [line.rstrip() for line in re.split(r"[\r\n]+", output) if line.strip()]
 
 
-def run_in_terminal(program: list[str], columns: int) -> str:
-    """Output of a program whose input, output and errors are a terminal of so many columns."""
+def run_in_terminal(folder: Path, columns: int, **files: Path) -> str:
+    """Output of the program where input, output and errors are a terminal of so many columns, but for `files`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(program, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+    # An empty width is none.
+    terminal = Path(os.ttyname(theirs))
+    streams = {"output": terminal, "errors": terminal, **files}
+    process = begin_python("-c", IN_A_TERMINAL, folder, stdin=terminal, COLUMNS="", LINES="", **streams)
     output = b""
-    # At the end of the program Linux gives an error instead of nothing to read.
-    try:
-        while part := os.read(ours, 65536):
-            output += part
-    except OSError:
-        pass
+    while process.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.05)[0]:
+            output += os.read(ours, 65536)
+    os.close(theirs)
     os.close(ours)
-    assert process.wait(timeout=60) == 0, output
+    assert process.returncode == 0, output
     return output.decode()
 
 
@@ -125,7 +125,7 @@ def run_in_terminal(program: list[str], columns: int) -> str:
     ],
 )
 def test_the_bar_is_as_wide_as_its_terminal(tmp_path: Path, columns: int, figures: str) -> None:
-    output = run_in_terminal([sys.executable, "-c", IN_A_TERMINAL, str(tmp_path)], columns)
+    output = run_in_terminal(tmp_path, columns)
     lines = screen_lines(output)
     room = (columns or 80) - 1
     assert max(map(len, lines)) <= room
@@ -181,8 +181,7 @@ def test_the_bar_follows_the_width_of_its_terminal(
 def test_a_stream_that_goes_to_a_file_gives_plain_lines(tmp_path: Path, stream: str) -> None:
     """`train > log` and `train 2> log` in a terminal."""
     log = tmp_path / "log"
-    redirect = f'exec {"1" if stream == "stdout" else "2"}> {log}; exec {sys.executable} -c "$0" {tmp_path}'
-    screen = run_in_terminal(["sh", "-c", redirect, IN_A_TERMINAL], 80)
+    screen = run_in_terminal(tmp_path, 80, **{"output" if stream == "stdout" else "errors": log})
     lines = (log.read_text() if stream == "stdout" else screen.replace("\r\n", "\n")).splitlines(keepends=True)
     assert [line.split()[1] for line in lines if "loss" in line] == ["99993/300000", "99996/300000", "99999/300000"]
     assert len(lines) == 7
