@@ -221,12 +221,12 @@ def test_every_allowed_source_has_positions_for_its_output(make) -> None:
 
 @pytest.mark.system
 def test_ranks_share_the_batches_of_one_process(make, toy_lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [*toy_lines[0][:12], "", "§" * 50, " ".join(toy_lines[0][:8])]
-    translator = make(batch_tokens=300, nbest=2, max_source_tokens=40, max_extra_tokens=8)
+    lines = [*toy_lines[0][10:16], "", "§" * 60, " ".join(toy_lines[0][:10])]
+    translator = make(batch_tokens=300, nbest=2, max_source_tokens=60, max_extra_tokens=8)
     expected = translator.translate(lines)
     assert translator.translate_distributed(lines) == expected
-    decoded = 12 + sum(one.split.parts for one in expected if one.split is not None)
-    assert decoded > 12 + 2 + 2
+    decoded = 6 + sum(one.split.parts for one in expected if one.split is not None)
+    assert decoded > 6 + 2 + 2
     monkeypatch.setattr(module, "on_all_ranks", lambda work: work())
     others = dict.fromkeys(range(decoded), module._EMPTY)
     for world in (2, 50):
