@@ -1,6 +1,7 @@
 """Preparation with several segmentations of each sentence, and the epochs that train on them."""
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,13 @@ import numpy as np
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.cli.inspect import describe
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.plan import Position
 from dist_transformer.data.prepare import pipeline
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from tests.conftest import run_command
 from tests.data.prepare.preparing import corpus, files_of, run, with_validation
 
 PAIRS = corpus(60)
@@ -52,7 +53,8 @@ def test_every_segmentation_has_the_same_pairs(tmp_path: Path) -> None:
     ids, _, _, _ = data.valid.tokens(np.arange(1))
     assert ids.tolist() == tokenizer.encode("another word here")
     assert any(line.startswith("segmentations: 3 of each training sentence are drawn") for line in report)
-    assert "train: 60 pairs in 9 shard(s), 3 segmentations of each;" in describe(data)
+    shown = run_command(sys.executable, "-m", "dist_transformer", "inspect", tmp_path / "out")
+    assert "train: 60 pairs in 9 shard(s), 3 segmentations of each;" in shown
 
 
 def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
