@@ -61,11 +61,9 @@ class WriteError(UserError, OSError):
     """A file or folder that the system does not let us write; `OSError` has number, reason and path."""
 
     def __str__(self) -> str:
-        if self.errno in _FULL:
-            remedy = ", because the disk is full: free space there, and run the same command again"
-        else:
-            remedy = f" ({self.strerror}): choose another place"
-        return one_line(f"{self.filename} cannot be written{remedy}")
+        is_full = self.errno in _FULL
+        remedy = "free space there, and run the same command again" if is_full else "choose another place"
+        return one_line(f"{self.filename} cannot be written ({self.strerror}): {remedy}")
 
 
 def failure(error: Exception, what: str, remedy: str) -> str:
@@ -179,7 +177,8 @@ def report(error: Exception) -> int:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if disk_is_full(error):
         place = getattr(error, "filename", None) or "a file"
-        text = f"{place} cannot be written, because the disk is full: free space there, and run the same command again"
+        reason = getattr(error, "strerror", None) or os.strerror(errno.ENOSPC)
+        text = str(WriteError(errno.ENOSPC, reason, place))
     elif _is_short_of_memory(error):
         text = (
             f"out of memory ({reason:.300}): use smaller sizes or batches, or fewer processes; "

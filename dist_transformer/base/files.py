@@ -84,7 +84,7 @@ def _named(error: Exception, path: Path, beside: Path) -> Exception:
         beside: what was written in place of the path; errors of other files stay as they are.
     """
     if disk_is_full(error):
-        return WriteError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return WriteError(errno.ENOSPC, getattr(error, "strerror", None) or os.strerror(errno.ENOSPC), str(path))
     if not isinstance(error, OSError) or isinstance(error, UserError) or error.errno is None:
         return error
     is_own = error.filename is None or str(error.filename).startswith(str(beside))

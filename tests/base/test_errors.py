@@ -100,15 +100,21 @@ def test_any_other_error_is_one_line_and_a_traceback_on_request(
 
 
 @pytest.mark.parametrize(
-    ("error", "place"),
+    ("error", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "run/environment.json"), "run/environment.json"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), "x"),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), "a file"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "run/environment.json"),
+            "run/environment.json cannot be written (No space left on device)",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), "x cannot be written (Disk quota exceeded)"),
+        (
+            RuntimeError("I/O error: No space left on device (os error 28)"),
+            "a file cannot be written (No space left on device)",
+        ),
     ],
 )
 def test_a_full_disk_is_one_sentence(
-    error: Exception, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise error
@@ -116,5 +122,4 @@ def test_a_full_disk_is_one_sentence(
     monkeypatch.setattr(sys, "argv", ["command"])
     with pytest.raises(SystemExit):
         exit_on_user_error(fail, prints=False)
-    said = f"error: {place} cannot be written, because the disk is full: free space there, and run the same command"
-    assert capsys.readouterr().err == f"{said} again\n"
+    assert capsys.readouterr().err == f"error: {said}: free space there, and run the same command again\n"

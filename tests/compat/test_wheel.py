@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from tests.api.examples import run_examples
 from tests.browser import Browser, browser
 from tests.compat.environments import run_installed
 from tests.serving.page_driver import open_page
-from tests.serving.running import running_server
 
 __all__ = ["browser"]
 
@@ -54,8 +54,6 @@ def test_text_of_ones_own_to_bleu(own_text: Path) -> None:
 
 
 def test_a_model_is_tried_in_the_browser(installed: Path, own_text: Path, browser: Browser) -> None:
-    program = (str(installed / "dist-transformer"), "serve")
-
     async def use(url: str) -> None:
         async with open_page(browser, 1280, 900) as page:
             await page.open(url)
@@ -65,8 +63,13 @@ def test_a_model_is_tried_in_the_browser(installed: Path, own_text: Path, browse
             await page.wait_for("document.querySelectorAll('.map tbody td').length > 8")
             assert page.console == []
 
-    with running_server([own_text / "model"], program=program) as server:
-        asyncio.run(use(server.url))
+    words = [installed / "dist-transformer", "serve", "--model", own_text / "model", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            asyncio.run(use(server.stdout.readline().split()[1]))
+        finally:
+            server.terminate()
 
 
 def test_the_examples_in_python(installed: Path, tmp_path: Path) -> None:

@@ -75,6 +75,6 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path: Path, monk
         return buffer.getvalue()
 
     monkeypatch.setattr(module, "as_png", fail)
-    with pytest.raises(UserError, match=r"out cannot be written, because the disk is full"):
+    with pytest.raises(UserError, match=r"out cannot be written \(No space left on device\): free"):
         write_pictures(tmp_path / "out", [picture("one", "One"), picture("two", "Two")], [])
     assert list(tmp_path.iterdir()) == []
