@@ -119,6 +119,11 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_commands().scratch)
 
 
+def scratch_folder() -> Path:
+    """Make a folder that is removed at the end of the tests."""
+    return Path(tempfile.mkdtemp(dir=_commands().scratch))
+
+
 def run_command(*command: object, status: int = 0, timeout: float = 600) -> str:
     """Run a command as a user would, from the repository root; gives its output, standard error included.
 

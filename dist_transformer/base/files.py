@@ -85,7 +85,7 @@ def _named(error: Exception, path: Path, beside: Path) -> Exception:
     """
     if disk_is_full(error):
         return WriteError(errno.ENOSPC, getattr(error, "strerror", None) or os.strerror(errno.ENOSPC), str(path))
-    if not isinstance(error, OSError) or isinstance(error, UserError) or error.errno is None:
+    if not isinstance(error, OSError) or error.errno is None:
         return error
     is_own = error.filename is None or str(error.filename).startswith(str(beside))
     return WriteError(error.errno, error.strerror, str(path)) if is_own else error

@@ -1,5 +1,6 @@
 """Files are complete or absent, and on disk when this is reported."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base import files
+from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import (
+    folder_beside,
     log_lines,
     move,
     remove_unfinished,
@@ -93,3 +96,17 @@ def test_lines_of_a_log_come_one_at_a_time(tmp_path: Path) -> None:
     file.write_bytes(b"one\n\xff\x85\r\n\nlast")
     assert list(log_lines(file)) == ["one\n", "\ufffd\ufffd\r\n", "\n", "last"]
     assert list(log_lines(file, in_progress=True)) == ["one\n", "\ufffd\ufffd\r\n", "\n"]
+
+
+def test_a_write_that_fails_names_the_path_as_it_was_given(tmp_path: Path) -> None:
+    """One sentence for people, and an OSError with its number for programs; what cannot be read is another error."""
+    place, out = tmp_path / "none" / "a.json", tmp_path / "out"
+    with pytest.raises(UserError) as failed:
+        write_file(place, "x")
+    assert str(failed.value) == f"{place} cannot be written (No such file or directory): choose another place"
+    assert (isinstance(failed.value, OSError), failed.value.errno) == (True, errno.ENOENT)
+    with pytest.raises(UserError, match=rf"^{out} cannot be written"), folder_beside(out) as folder:
+        write_file(folder / "none" / "a.json", "x")
+    with pytest.raises(FileNotFoundError, match="source"), whole_path(tmp_path / "b") as beside:
+        beside.write_bytes((tmp_path / "source").read_bytes())
+    assert [*tmp_path.iterdir()] == []

@@ -4,7 +4,6 @@ import gzip
 import json
 import resource
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from dist_transformer.inference.files.manifest import MANIFEST_FILE
 from dist_transformer.inference.loading import with_agreed_precision
 from dist_transformer.runtime.launch import free_port
 from tests.commands import Begun
-from tests.conftest import ROOT, begin_python, run_python
+from tests.conftest import ROOT, begin_python, run_python, scratch_folder
 
 pytestmark = pytest.mark.system
 
@@ -56,7 +55,7 @@ def start(
         limit: bytes of the largest file that rank 1 can write.
     """
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    folder, started = Path(tempfile.mkdtemp(prefix="outputs-")), list[Begun]()
+    folder, started = scratch_folder(), list[Begun]()
     for rank in range(ranks):
         named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
         files = {"output": folder / f"output-{rank}", "errors": folder / f"errors-{rank}"}

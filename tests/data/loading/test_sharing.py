@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.runtime.node import _place
 from tests.commands import Begun
-from tests.conftest import ROOT, begin_python
+from tests.conftest import ROOT, begin_python, scratch_folder
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ STEPS = 90
 
 
 def start(ranks: int, data: Path, nodes: int, steps: int) -> list[Begun]:
-    outputs = Path(tempfile.mkdtemp(prefix="sharing-"))
+    outputs = scratch_folder()
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         begin_python(

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import Begun
-from tests.conftest import ROOT, allow_interrupts, begin_python
+from tests.conftest import ROOT, allow_interrupts, begin_python, scratch_folder
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MESSAGE = "interrupted: run the same command again to resume\n"
@@ -43,7 +42,7 @@ def words(text: Path, out: Path, *more: object) -> list[str]:
 
 def start(command: list[str], launcher: Sequence[str] = ()) -> Begun | subprocess.Popen[str]:
     if not launcher:
-        folder = Path(tempfile.mkdtemp(prefix="outputs-"))
+        folder = scratch_folder()
         return begin_python(*command, output=folder / "output", errors=folder / "errors")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
