@@ -18,7 +18,7 @@ demo: $(STAMP)  ## the whole way on a synthetic corpus, in minutes
 	$(BIN)/python -m dist_transformer demo
 
 test: $(STAMP)  ## what a change needs
-	@echo "the tests take 15 to 40 minutes on two idle cores, by their speed"
+	@echo "the tests take 10 to 25 minutes on two idle cores, by their speed"
 	$(BIN)/python -m pytest -m "not slice" -n auto --maxprocesses 4 --no-loadscope-reorder
 
 # SLICE names some of them, separated by spaces.
