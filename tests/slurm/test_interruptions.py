@@ -250,7 +250,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: F
     assert site.cluster.wait(job) == "FAILED", site.log(job)
     log = site.log(job)
     assert site.cluster.exit_code(job) == 1, log
-    assert re.search(r"error: RuntimeError in training/trainer.py:\d+: the fault", log)
+    assert re.search(r"error: rank 1: RuntimeError in training/trainer.py:\d+: the fault", log)
     assert re.search(r"failed: task \d on node\d ended with status 1", log)
     await_nothing_left(site)
     shutil.rmtree(site.checkout / "raises")
