@@ -117,8 +117,8 @@ def test_a_training_outlives_the_disk_of_tensorboard(toy_data: DataFolder, tmp_p
     board = tmp_path / "run" / "tensorboard"
     board.mkdir(parents=True)
     try:
-        # Room for the pictures at the start and not for those of the first validation.
-        held.enter_context(mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", board))
+        # Room for the records of the start and not for those of the first validation.
+        held.enter_context(mounted("-t", "tmpfs", "-o", "size=8k", "tmpfs", board))
     except UserError as error:
         pytest.skip(str(error))
     output = Started(ALONE, toy_data, tmp_path / "run", redirected="").output()
