@@ -1,6 +1,8 @@
 """The model: layers, masks, initialisation and loss, compared with the equations of the paper."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -377,3 +379,19 @@ def test_pack_without_sentences_gives_zero() -> None:
     assert [value.item() for value in sums] == [0.0, 0.0, 0]
     for name, gradient in gradients(model, sums.loss).items():
         assert (gradient == 0).all(), name
+
+
+@pytest.mark.system
+def test_shapes_are_counted_without_the_compiler() -> None:
+    """In a process of its own, because this one has imported much: names and shapes of all, and no value."""
+    program = """
+import sys
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.transformer import Transformer, shapes_only
+config = ModelConfig(width=8, heads=2, ffn_width=8, vocab_size=12, norm="pre", tie_embeddings="none", output_bias=True)
+counted = {name: tuple(each.shape) for name, each in shapes_only(config).named_parameters()}
+assert "torch._dynamo" not in sys.modules, "two seconds at every start"
+assert counted == {name: tuple(each.shape) for name, each in Transformer(config).named_parameters()}
+assert {each.device.type for each in shapes_only(config).parameters()} == {"meta"}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
