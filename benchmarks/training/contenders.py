@@ -26,7 +26,7 @@ from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.schedule import RateScheduler, learning_rate
 
 

@@ -11,7 +11,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine import ds_config
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 
 VOCABULARY = 37_000
 _LONGEST = 100

@@ -57,8 +57,8 @@ def main() -> None:
 
     from dist_transformer.preflight.measured import compare, measure_step, read_run
     from dist_transformer.preflight.plan import plan_run
-    from dist_transformer.training.assembly import cautions
     from dist_transformer.training.engine.ds_config import load_ds_config
+    from dist_transformer.training.introduction import cautions
 
     config, cluster = settings.train, settings.cluster
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, settings.against)

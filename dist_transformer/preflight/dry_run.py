@@ -36,7 +36,7 @@ from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, read_
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.world import World
 from dist_transformer.training.assembly import assemble
-from dist_transformer.training.engine.memory import peak_memory_bytes
+from dist_transformer.training.engine.measured_memory import peak_memory_bytes
 from dist_transformer.training.trainer import Trainer
 
 _STEPS, _SAVED_AT = 20, 10

@@ -11,6 +11,7 @@ import torch
 
 from dist_transformer.base.errors import UserError, failure
 from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.cost.hardware import peak_flops
 from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.packing import Budgets
@@ -18,11 +19,13 @@ from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.reporting.reporter import Reporter, perplexity
+from dist_transformer.run.environment import describe_environment
 from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime import distributed
-from dist_transformer.training.engine.engine import Engine
-from dist_transformer.training.engine.memory import memory_of, peak_memory_bytes
+from dist_transformer.runtime.world import World
+from dist_transformer.training.engine.deepspeed_engine import Engine
+from dist_transformer.training.engine.measured_memory import memory_of, peak_memory_bytes
 
 # These also compile, allocate memory and wait for the first data.
 _FIRST_STEPS = 5
@@ -134,6 +137,14 @@ class Interval:
         tokens = {"source_tokens": self.source_tokens, "target_tokens": sum(self.tokens)}
         operations = training_flops(model, **tokens, passes=passes)
         return {"mfu": operations / (self.seconds * peak_flops)}
+
+
+def peak_flops_of(config: TrainConfig, world: World, device: torch.device) -> float | None:
+    """Return the peak of all ranks, assuming equal GPUs; None for CPUs, whose peak is not known."""
+    if device.type != "cuda":
+        return None
+    peak = peak_flops(describe_environment()["gpus"][device.index], config.arithmetic)
+    return None if peak is None else peak * world.size
 
 
 def compare_ranks(seconds: list[float]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Phase, Watchdog
 from dist_transformer.training.logbook import Computed, Logbook

@@ -22,7 +22,7 @@ from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
 from dist_transformer.runtime import distributed
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 
 # Samples per validation, and how many of them have cross-attention maps.
 _SAMPLES, _MAPS = 8, 3

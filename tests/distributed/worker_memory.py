@@ -22,9 +22,9 @@ from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.ds_config import load_ds_config
-from dist_transformer.training.engine.engine import Engine
-from dist_transformer.training.engine.memory import state_bytes
+from dist_transformer.training.engine.measured_memory import state_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB_SIZE = 1000

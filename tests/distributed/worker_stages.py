@@ -26,8 +26,8 @@ from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.assembly import assemble
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.ds_config import load_ds_config
-from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]

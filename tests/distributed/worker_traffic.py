@@ -21,7 +21,7 @@ from dist_transformer.config.settings import BatchConfig
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from tests.distributed.worker_memory import VOCAB_SIZE, small_batch
 
 # Of 0.8 million parameters, so that several buckets are sent.

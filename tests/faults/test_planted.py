@@ -31,7 +31,7 @@ seed_of = trainer.micro_batch_seed
 trainer.micro_batch_seed = lambda seed, *others: seed_of(seed + distributed.rank(), *others)
 """
 _FIRST_PART = """
-from dist_transformer.training.engine import engine
+from dist_transformer.training.engine import deepspeed_engine as engine
 part_of = engine._own_part
 def own_part(parameter, value):
     whole, size = value.flatten(), part_of(parameter, value).numel()

@@ -16,7 +16,7 @@ import torch
 from benchmarks.training.random_packs import make_engine, random_batch, random_config, train_step
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from tests.nullgpu.counts import Counts
 
 

@@ -22,17 +22,17 @@ from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
-from dist_transformer.training import assembly
-from dist_transformer.training.assembly import (
-    _introduce,
-    _note_on_nodes,
-    assemble,
+from dist_transformer.training import introduction, logbook
+from dist_transformer.training.assembly import assemble
+from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.introduction import (
     cautions,
+    introduce,
+    note_on_nodes,
     planned_epochs,
     rate_cautions,
     tag_cautions,
 )
-from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.small_model import restate
 
 
@@ -75,9 +75,10 @@ def test_fewer_nodes_that_are_as_fast_are_named(monkeypatch: pytest.MonkeyPatch)
     config = dataclasses.replace(preset, model=dataclasses.replace(preset.model, vocab_size=37_000), precision="bf16")
 
     def note(gpu: str, *, nodes: int, device: str = "cuda:0") -> str | None:
-        monkeypatch.setattr(assembly, "describe_environment", lambda: {"gpus": [gpu]})
+        for module in (introduction, logbook):
+            monkeypatch.setattr(module, "describe_environment", lambda: {"gpus": [gpu]})
         world = World(size=8 * nodes, local_size=8)
-        return _note_on_nodes(config, load_ds_config(None), 392, world, torch.device(device))
+        return note_on_nodes(config, load_ds_config(None), 392, world, torch.device(device))
 
     assert note("NVIDIA H100 80GB HBM3, 79 GiB", nodes=8) == (
         "1 node(s) would have 104% of the speed of these 8, by the model of dist-transformer plan: start on fewer "
@@ -163,14 +164,14 @@ def test_training_begins_with_its_epochs_and_the_warnings(
 ) -> None:
     """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full."""
     # Other work on this machine adds a warning.
-    monkeypatch.setattr(assembly, "load_of_machine", lambda: None)
+    monkeypatch.setattr(introduction, "load_of_machine", lambda: None)
     config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
     data = open_training_data(config.corpora, config.batch, seed=1)
     engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"), compilation=(False, "no GPU"))
     world = World(rank=0, local_rank=0, size=1, local_size=1)
     reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, quiet=quiet)
     for steps in (100, 100_000):
-        _introduce(dataclasses.replace(config, max_steps=steps), world, data, engine, reporter, ["a note"])
+        introduce(dataclasses.replace(config, max_steps=steps), world, data, engine, reporter, ["a note"])
     reporter.close()
     output = capsys.readouterr().out
     if quiet:
@@ -209,22 +210,22 @@ def test_training_begins_with_the_choice_of_compilation(
     engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device(device), compilation=compilation)
     lines: list[str] = []
     reporter: Any = SimpleNamespace(say=lines.append)
-    _introduce(config, World(rank=0, local_rank=0, size=1, local_size=1), data, engine, reporter, [])
+    introduce(config, World(rank=0, local_rank=0, size=1, local_size=1), data, engine, reporter, [])
     assert said in lines[0]
 
 
 def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["Tesla T4, 15 GiB", "NVIDIA H200, 140 GiB"]
-    monkeypatch.setattr(assembly, "describe_environment", lambda: {"gpus": names})
+    monkeypatch.setattr(logbook, "describe_environment", lambda: {"gpus": names})
     config = PRESETS["tiny"].changed(precision="bf16")
 
     def peak(gpu: int, world: World) -> float | None:
-        return assembly._peak_flops(config, world, torch.device("cuda", gpu))
+        return logbook.peak_flops_of(config, world, torch.device("cuda", gpu))
 
     # NVIDIA's datasheet: 989 TFLOP/s in bf16.
     assert peak(1, World(rank=1, size=4)) == 4 * 989e12
     assert peak(0, World()) is None
-    assert assembly._peak_flops(config, World(), torch.device("cpu")) is None
+    assert logbook.peak_flops_of(config, World(), torch.device("cpu")) is None
 
 
 def checkpoint(updates: int, config: TrainConfig | None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 
 # Packages whose objects may hold tensors of the engine.
 _OWNERS = {"dist_transformer", "torch", "deepspeed"}

@@ -10,7 +10,7 @@ import torch
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.packed import PackedTokens
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.training.engine.engine import Engine, _parameter_groups
+from dist_transformer.training.engine.deepspeed_engine import Engine, _parameter_groups
 from tests.model.small_batches import BATCH, make_model
 
 
