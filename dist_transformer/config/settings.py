@@ -200,8 +200,12 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """Adam and its learning rate (section 5.3)."""
+    """The optimizer and its learning rate (section 5.3)."""
 
+    kind: Literal["adam", "muon"] = field(default="adam", metadata=OMIT_DEFAULT)
+    """muon: orthogonalised updates for the matrices of encoder and decoder, Adam for the rest (docs/muon.md)."""
+    momentum: float = field(default=0.95, metadata=OMIT_DEFAULT)
+    """Decay of Muon's mean of gradients."""
     schedule: Annotated[str, SCHEDULES] = "noam"
     """noam: lr_scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
     inverse_sqrt falls with step^-0.5, cosine falls along half a cosine to min_lr at max_steps, constant stays."""
@@ -231,7 +235,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "warmup_steps", "lr_scale", "peak_lr", "epsilon")
-        require_fraction(self, "beta1", "beta2", "label_smoothing")
+        require_fraction(self, "beta1", "beta2", "momentum", "label_smoothing")
         require_not_negative(self, "weight_decay", "max_grad_norm", "min_lr", "rdrop_alpha")
         require_known(self, "schedule", SCHEDULES)
         fits = self.schedule == "noam" or self.min_lr <= self.peak_lr

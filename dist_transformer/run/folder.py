@@ -37,8 +37,10 @@ from dist_transformer.runtime.device import kept_threads, threads_are_given
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
 _FIXED = ("model", "batch", "seed", "data_sha256", "data_weights", "data_temperature", "init_from", "freeze")
-# The exception: it decides which dropout masks are drawn, and a resume on other hardware may choose another value.
+# It decides which dropout masks are drawn, and a resume on other hardware may choose another value.
 _FREE = "batch.packs_per_micro_batch"
+# Another kind has other state.
+_KIND = "optimizer.kind"
 
 
 def open_run(
@@ -224,10 +226,13 @@ def shareable_settings(described: dict[str, Any]) -> dict[str, Any]:
 
 def run_identity(described: dict[str, Any]) -> str:
     """Return 16 hexadecimal digits that are equal for two runs whose settings would let one resume the other."""
-    settings = _flatten({name: described[name] for name in _FIXED if name in described})
-    settings.pop(_FREE, None)
+    settings = {name: value for name, value in _flatten(described).items() if _is_fixed(name)}
     fixed = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(fixed.encode()).hexdigest()[:16]
+
+
+def _is_fixed(name: str) -> bool:
+    return name == _KIND or (name.split(".", maxsplit=1)[0] in _FIXED and name != _FREE)
 
 
 def is_of_another_run(stated: Any, described: dict[str, Any]) -> bool:
@@ -280,7 +285,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]
             continue
         if name == "data_sha256":
             raise UserError(_other_data(run_dir, before["data"], now["data"]))
-        if name.split(".")[0] in _FIXED and name != _FREE:
+        if _is_fixed(name):
             raise UserError(
                 f"{run_dir} was trained with {name} = {old!r}, not {new!r}: use the old value, or another --run-dir"
             )
@@ -322,11 +327,7 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
     if config is not None:
         unwritten = omitted_defaults(TrainConfig)
         theirs, own = (unwritten | _flatten(values) for values in (config, described))
-        names = sorted(
-            name
-            for name in theirs.keys() | own.keys()
-            if name.split(".")[0] in (*_FIXED, "init_from_sha256") and name != _FREE
-        )
+        names = sorted(name for name in theirs.keys() | own.keys() if _is_fixed(name) or name == "init_from_sha256")
         if differing := next((name for name in names if theirs.get(name) != own.get(name)), None):
             raise UserError(
                 f"{path} is from another run than {run_dir} and was trained with {differing} = "

@@ -35,6 +35,16 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def all_gather_flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the flat tensors of all ranks, which have one size, one after another. Collective."""
+    if world_size() == 1:
+        return tensor
+    whole = tensor.new_empty(world_size() * len(tensor))
+    # As bytes, because gloo does not take every type.
+    dist.all_gather_into_tensor(whole.view(torch.uint8), tensor.view(torch.uint8))
+    return whole
+
+
 def broadcast_object(value: T) -> T:
     """Return rank 0's value on every rank. Collective: every rank must call it.
 

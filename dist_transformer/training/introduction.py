@@ -21,7 +21,7 @@ from dist_transformer.run.folder import settings_of
 from dist_transformer.run.warm_start import InitialWeights
 from dist_transformer.runtime.device import load_caution, load_of_machine
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine.engine import Engine
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.logbook import peak_flops_of
 

@@ -156,10 +156,9 @@ class CheckpointReader:
         return self._files[f"{part}/{name}"].get_tensor(f"{part}/{name}")
 
     def parameter(self, name: str) -> ParameterState:
-        kept = (*MOMENTS, EMA) if f"{EMA}/{name}" in self._files else MOMENTS
-        return ParameterState(
-            name=name, weight=self.weight(name), moments={key: self.tensor(key, name) for key in kept}
-        )
+        kept = [key for key in (*MOMENTS, EMA) if f"{key}/{name}" in self._files]
+        moments = {key: self.tensor(key, name) for key in kept}
+        return ParameterState(name=name, weight=self.weight(name), moments=moments)
 
     def parameter_names(self) -> list[str]:
         return [key.removeprefix("weight/") for key in self._files if key.startswith("weight/")]

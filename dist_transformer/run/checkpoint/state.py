@@ -21,7 +21,7 @@ class ParameterState:
     name: str
     weight: torch.Tensor
     moments: dict[str, torch.Tensor]
-    """Adam's moments, and under EMA the moving average of the weight if the run keeps one."""
+    """Adam's moments, or the first alone for Muon, and under EMA the moving average if the run keeps one."""
 
 
 def copy_tensors(states: Iterable[ParameterState]) -> tuple[Tensors, Tensors, Tensors]:

@@ -4,7 +4,8 @@ Stages 0 to 3 in bf16 and fp32 behave the same for the rest of the code: the gra
 all ranks skip a step whose gradient is not finite, and state is read and written as full tensors.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from dist_transformer.model.packed import PackedBatch
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.runtime import distributed
+from dist_transformer.runtime.device import PRECISIONS
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
 from dist_transformer.training.engine.internals import builds_survive_kills
+from dist_transformer.training.engine.muon import FlatMatrices, Muon
 from dist_transformer.training.engine.plain_adam import PlainAdam
 from dist_transformer.training.engine.schedule import average_decay, scheduler_hook
 
@@ -50,7 +53,9 @@ class Engine:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
-        self.optimizer = _make_optimizer(model, config, stage=self.stage, offloads=offloads)
+        self._matrices = hidden_matrices(model) if config.optimizer.kind == "muon" else {}
+        """Parameters that Muon updates, by name."""
+        self.optimizer = _make_optimizer(model, config, self._matrices.values(), stage=self.stage, offloads=offloads)
         self.ds, *_ = deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
@@ -66,7 +71,8 @@ class Engine:
         if self.stage > 0 and not offloads:
             internals.look_at_the_norm_alone(self.ds.optimizer)
         self.scheduler = self.ds.lr_scheduler
-        self._kept = (*MOMENTS, EMA) if config.ema_decay > 0 else MOMENTS
+        if isinstance(self.optimizer, Muon) and self._matrices and self.stage > 0:
+            self.optimizer.flat = self._flat_matrices()
         self._create_moments()
         self._tensors = _Masters(self.optimizer) if isinstance(self.optimizer, PlainAdam) else _Partitions(self.stage)
         self._set_weights(weights)
@@ -160,7 +166,7 @@ class Engine:
         if not is_last:
             return True
         applied = bool(self.ds.was_step_applied())
-        if applied and EMA in self._kept:
+        if applied and self.ema_decay > 0:
             self._move_average()
         return applied
 
@@ -171,7 +177,7 @@ class Engine:
                 yield self._state_of_frozen(name)
                 continue
             weight = self._tensors.weight(parameter).detach().float()
-            moments = {key: self._tensors.moment(parameter, key) for key in self._kept}
+            moments = {key: self._tensors.moment(parameter, key) for key in self._kept(name)}
             shape = internals.full_shape(parameter)
             yield ParameterState(
                 name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
@@ -179,7 +185,7 @@ class Engine:
 
     def _state_of_frozen(self, name: str) -> ParameterState:
         weight = self._frozen[name]
-        moments = {key: weight if key == EMA else torch.zeros_like(weight) for key in self._kept}
+        moments = {key: weight if key == EMA else torch.zeros_like(weight) for key in self._kept(name)}
         return ParameterState(name=name, weight=weight, moments=moments)
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -194,10 +200,15 @@ class Engine:
         """
         for name, parameter in self._trained():
             for key, value in load(name).moments.items():
-                if key in self._kept:
+                if key in self._kept(name):
                     self._tensors.set_moment(parameter, key, value.to(self.device))
         self._set_adam_steps(updates)
         self.scheduler.load_state_dict({"updates": updates})
+
+    def _kept(self, name: str) -> tuple[str, ...]:
+        """Return the names of the state that is kept for a parameter."""
+        moments = MOMENTS[:1] if name in self._matrices else MOMENTS
+        return (*moments, EMA) if self.ema_decay > 0 else moments
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if name not in self._frozen)
@@ -208,7 +219,7 @@ class Engine:
         for name, parameter in self._trained():
             weight = weights[name].to(self.device)
             self._tensors.set_weight(parameter, weight)
-            if EMA in self._kept:
+            if self.ema_decay > 0:
                 self._tensors.set_moment(parameter, EMA, weight)
 
     @torch.no_grad()
@@ -219,20 +230,45 @@ class Engine:
         internals.lerp_all(averages, list(self.optimizer.state), 1 - decay)
 
     def _create_moments(self) -> None:
-        """Allocate Adam's state and set it to zero, whatever DeepSpeed's constructor did to it."""
-        # Stage 3 allocates it by a step on zero gradients, which advances Adam's counter. The other stages allocate it
+        """Allocate the optimizer's state and set it to zero, whatever DeepSpeed's constructor did to it."""
+        for weight in self._tensors_of_muon():
+            self.optimizer.state[weight] = {MOMENTS[0]: torch.zeros_like(weight)}
+        # Stage 3 allocates Adam's by a step on zero gradients, which advances its counter. The other stages allocate it
         # in the first step, which is too late for a restore.
         missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
         if missing:
             self._step_on_zeros(missing)
         for weight, state in self.optimizer.state.items():
             for key in MOMENTS:
-                state[key].zero_()
-            if EMA in self._kept:
+                if key in state:
+                    state[key].zero_()
+            if self.ema_decay > 0:
                 state[EMA] = torch.zeros_like(weight)
         if self.stage in (1, 2):
             internals.link_moments(self.ds.optimizer)
         self._set_adam_steps(0)
+
+    def _tensors_of_muon(self) -> list[torch.Tensor]:
+        """Return the tensors that Muon updates: parameters, fp32 copies, or this rank's flat partitions."""
+        if not isinstance(self.optimizer, Muon) or not self._matrices:
+            return []
+        return list(self.optimizer.flat or self.optimizer.param_groups[0]["params"])
+
+    def _flat_matrices(self) -> dict[torch.Tensor, FlatMatrices]:
+        """Find the matrices in the flat tensors of stages 1 to 3."""
+        matrices = list(self._matrices.values())
+        if self.stage < 3:
+            (part,) = self.optimizer.param_groups[0]["params"]
+            places = internals.places_in_part(matrices, part)
+            return {part: FlatMatrices(1, tuple((begin, tuple(p.shape)) for p, begin in places.items()))}
+        found = {}
+        of_parts = internals.parameters_of_partitions(self.ds.optimizer)
+        for part, parameters in zip(internals.flat_partitions(self.ds.optimizer), of_parts, strict=True):
+            if any(parameters[0] is matrix for matrix in matrices):
+                sizes = itertools.accumulate(map(internals.part_size, parameters), initial=0)
+                shapes = [tuple(internals.full_shape(p)) for p in parameters]
+                found[part] = FlatMatrices(distributed.world_size(), tuple(zip(sizes, shapes, strict=False)))
+        return found
 
     def _updated_tensors(self) -> list[torch.Tensor]:
         """Return the tensors that Adam updates: parameters, fp32 copies, or this rank's flat partitions."""
@@ -245,7 +281,8 @@ class Engine:
         groups, gradients = self.optimizer.param_groups, [p.grad for p in tensors]
         for p in tensors:
             p.grad = torch.zeros_like(p)
-        self.optimizer.param_groups = [{**groups[0], "params": tensors, "lr": 0.0}]
+        # The last group is Adam's.
+        self.optimizer.param_groups = [{**groups[-1], "params": tensors, "lr": 0.0}]
         self.optimizer.step()
         self.optimizer.param_groups = groups
         for p, gradient in zip(tensors, gradients, strict=True):
@@ -253,9 +290,9 @@ class Engine:
 
     def _set_adam_steps(self, count: int) -> None:
         for state in self.optimizer.state.values():
-            if torch.is_tensor(state["step"]):
+            if torch.is_tensor(state.get("step")):
                 state["step"].fill_(count)
-            else:
+            elif "step" in state:
                 state["step"] = count
 
 
@@ -312,15 +349,33 @@ def _own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
     return nn.functional.pad(part, (0, size - part.numel()))
 
 
-def _make_optimizer(model: Transformer, config: TrainConfig, *, stage: int, offloads: bool) -> torch.optim.Optimizer:
+def hidden_matrices(model: Transformer) -> dict[str, nn.Parameter]:
+    """Return the trained matrices of encoder and decoder by name, without embeddings and tables of positions."""
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.dim() == 2 and name.startswith(("encoder.", "decoder."))
+    }
+
+
+def _make_optimizer(
+    model: Transformer, config: TrainConfig, matrices: Collection[nn.Parameter], *, stage: int, offloads: bool
+) -> torch.optim.Optimizer:
     settings = config.optimizer
-    groups = _parameter_groups(model, settings.weight_decay)
+    groups = _parameter_groups(model, settings.weight_decay, without=matrices)
+    if matrices:
+        muon = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
+        groups.insert(0, {"params": list(matrices), **muon})
     # The scheduler sets the rate. With rate zero, DeepSpeed's allocating step on zero gradients changes nothing.
     common: dict[str, Any] = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
     if offloads:
         return _compiled_cpu_adam(groups, common)
+    dtype = PRECISIONS[config.arithmetic]
     if stage == 0:
-        return PlainAdam(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+        return PlainAdam(groups, max_grad_norm=settings.max_grad_norm, dtype=dtype, fused=True, **common)
+    if matrices:
+        internals.admit_optimizer(Muon)
+        return Muon(groups, dtype=dtype, fused=True, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
 
 
@@ -339,13 +394,17 @@ def _compiled_cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> 
         ) from error
 
 
-def _parameter_groups(model: Transformer, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [p for p in model.parameters() if p.requires_grad]
+def _parameter_groups(
+    model: Transformer, weight_decay: float, *, without: Collection[nn.Parameter] = ()
+) -> list[dict[str, Any]]:
+    others = {id(p) for p in without}
+    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in others]
     if weight_decay == 0:
-        return [{"params": trained, "weight_decay": 0.0}]
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    # Where one kind is frozen, its group is empty.
+        groups = [{"params": trained, "weight_decay": 0.0}]
+    else:
+        groups = [
+            {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+            {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+    # Where all of a kind are frozen, its group is empty.
     return [group for group in groups if group["params"]]

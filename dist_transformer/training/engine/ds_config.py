@@ -122,9 +122,15 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
     """Add the keys that the project owns. Clipping is always written, because DeepSpeed's default is 1.0.
 
     Raises:
-        UserError: a moving average is wanted, but weights are on NVMe between steps, where it cannot be kept.
+        UserError: a moving average is wanted, but weights are on NVMe between steps, where it cannot be kept; or Muon,
+            but DeepSpeed's CPU Adam would update the weights.
     """
     offload = user.get("zero_optimization", {}).get("offload_optimizer") or {}
+    if config.optimizer.kind == "muon" and offload.get("device", "none") != "none":
+        raise UserError(
+            f"optimizer.kind is muon, but {config.deepspeed_config} offloads the optimizer to DeepSpeed's CPU Adam: "
+            "use a DeepSpeed config without offload_optimizer, or --optimizer.kind adam"
+        )
     if config.ema_decay > 0 and offload.get("device") == "nvme":
         raise UserError(
             f"ema_decay is {config.ema_decay}, but {config.deepspeed_config} offloads the optimizer to nvme: set "

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -136,6 +136,29 @@ def flat_partitions(zero_optimizer: Any) -> list[torch.Tensor]:
     return list(zero_optimizer.fp32_partitioned_groups_flat)
 
 
+def places_in_part(parameters: Sequence[nn.Parameter], part: torch.Tensor) -> dict[nn.Parameter, int]:
+    """Return where parameters begin in the whole flat tensor of stages 1 and 2: those that are in this rank's part."""
+    begin = dist.get_rank() * len(part)
+    mappings = {p: getattr(p, "_hp_mapping", None) for p in parameters}
+    return {
+        p: begin + mapping.hp_fragment_address.start - mapping.lp_fragment_address.start
+        for p, mapping in mappings.items()
+        if mapping is not None
+    }
+
+
+def parameters_of_partitions(zero_optimizer: Any) -> list[list[nn.Parameter]]:
+    """Return the parameters of each of `flat_partitions`, of which it has a piece of each, in this order."""
+    return list(zero_optimizer.fp16_groups)
+
+
+def admit_optimizer(kind: type) -> None:
+    """Let ZeRO take an optimizer of this type without a warning."""
+    known = import_module("deepspeed.runtime.zero.utils").ZERO_SUPPORTED_OPTIMIZERS
+    if kind not in known:
+        known.append(kind)
+
+
 def full_shape(parameter: nn.Parameter) -> torch.Size:
     """Return the full shape of a parameter. Stage 3 leaves an empty placeholder, with the shape in an attribute."""
     return getattr(parameter, "ds_shape", parameter.shape)
@@ -182,6 +205,10 @@ def lerp_all(tensors: list[torch.Tensor], ends: list[torch.Tensor], weight: floa
 
 def scale_all(tensors: list[torch.Tensor], factor: float) -> None:
     torch._foreach_mul_(tensors, factor)
+
+
+def add_all(tensors: list[torch.Tensor], others: list[torch.Tensor], factor: float) -> None:
+    torch._foreach_add_(tensors, others, alpha=factor)
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

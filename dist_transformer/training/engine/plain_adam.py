@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from dist_transformer.training.engine import internals
+from dist_transformer.training.engine.muon import Muon
 
 
-class PlainAdam(torch.optim.AdamW):
-    """AdamW in fp32 that skips a step whose gradient is not finite, and clips other gradients.
+class PlainAdam(Muon):
+    """AdamW or Muon in fp32 that skips a step whose gradient is not finite, and clips other gradients.
 
     DeepSpeed's own bf16 wrapper at stage 0 sums gradients in bf16 and refuses fp32 sums. DeepSpeed treats this class as
     a plain fp32 optimizer, also after `keep_masters` has rounded the model.
@@ -20,7 +21,7 @@ class PlainAdam(torch.optim.AdamW):
     Args:
         groups: parameter groups of a model in fp32.
         max_grad_norm: norm to which longer gradients are clipped; 0 disables clipping.
-        settings: keyword arguments of `torch.optim.AdamW`.
+        settings: keyword arguments of `Muon`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, max_grad_norm: float, **settings: Any) -> None:
