@@ -34,7 +34,7 @@ from dist_transformer.runtime.device import (
 )
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.deepspeed_engine import Engine
-from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.engine.ds_config import complete_ds_config, load_ds_config
 from dist_transformer.training.engine.measured_memory import state_bytes
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Watchdog
@@ -121,6 +121,8 @@ def _read_inputs(config: TrainConfig, world: World, device: torch.device) -> _In
         packs = _choose_packs(config, ds_config, data.budgets.max_source_tokens, world, device)
         batch = dataclasses.replace(config.batch, packs_per_micro_batch=min(distributed.gather_objects(packs)))
         config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
+    # What it refuses is refused before anything is written.
+    complete_ds_config(ds_config, config, world.size)
     validators = _make_validators(config, data)
     _check_lengths(config, data)
     cores = None

@@ -51,7 +51,7 @@ def test_every_stage_has_the_losses_of_stage_0_and_resumes_bit_for_bit(results: 
         assert outcome["weights_differ_by"] == 0.0
         assert outcome["same_ledger"]
     # One step at each stage, each in the checkpoint of the one before.
-    assert found[f"chain-{precision}"] == pytest.approx(first[:6], rel=limit)
+    assert found[f"handed-over-{precision}"] == pytest.approx(first[:6], rel=limit)
 
 
 @pytest.mark.slice(name="worlds")
@@ -62,6 +62,8 @@ def test_the_number_of_ranks_changes_nothing(results: Any) -> None:
 
 
 def test_another_optimizer_and_an_offloaded_one_are_refused(results: Any) -> None:
-    other, offloaded = results("2-fp32")["refused"]
+    found = results("2-fp32")
+    other, offloaded = found["refused"]
     assert "was trained with optimizer.kind = 'muon', not 'adam': use the old value, or another --run-dir" in other
     assert "offloads the optimizer to DeepSpeed's CPU Adam" in offloaded
+    assert not found["offloaded_is_there"]

@@ -25,25 +25,26 @@ def main() -> None:
     world = read_world()
     results: dict[str, Any] = {}
     Reporter.pictures = lambda *_: None  # type: ignore[method-assign]
-    with process_group(world) as device:
+    with process_group(world, single=True) as device:
         for precision in precisions:
             for stage in range(4):
                 name = f"zero{stage}-{precision}"
                 config = make_config(data, out / name, f"zero{stage}", precision, optimizer=MUON)
                 config = config.changed(max_steps=20, save_every=10, validate_every=0)
                 results[name] = resume_result(config, world, device)
-            name = f"chain-{precision}"
+            name = f"handed-over-{precision}"
             config = make_config(data, out, "zero0", precision, optimizer=MUON).changed(validate_every=0)
             results[name] = handed_over(config, out / name, world, device)
-        config = config.changed(run_dir=out / name, max_steps=7, model=dataclasses.replace(config.model, dropout=0.1))
+        config = config.changed(max_steps=7, model=dataclasses.replace(config.model, dropout=0.1))
         for changes in (
-            {"optimizer": OptimizerConfig(schedule="inverse_sqrt")},
-            {"deepspeed_config": ds_config_path("zero3_offload")},
+            {"run_dir": out / name, "optimizer": OptimizerConfig(schedule="inverse_sqrt")},
+            {"run_dir": out / "offloaded", "deepspeed_config": ds_config_path("zero3_offload")},
         ):
             try:
                 assemble(config.changed(**changes), world, device)
             except UserError as error:
                 results.setdefault("refused", []).append(str(error))
+    results["offloaded_is_there"] = (out / "offloaded").exists()
     if world.is_main:
         (out / "results.json").write_text(json.dumps(results, indent=1))
 
