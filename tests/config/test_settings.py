@@ -349,8 +349,8 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"^run/config\.json has the unknown setting 'widht': remove it"):
         from_plain(ModelConfig, {"widht": 3}, "run/config.json")
     plain = to_plain(PRESETS["tiny"])
-    plain["optimizer"]["momentum"] = 0.9
-    with pytest.raises(UserError, match=r"^run/config\.json has the unknown setting 'optimizer\.momentum': remove it"):
+    plain["optimizer"]["nesterov"] = 0.9
+    with pytest.raises(UserError, match=r"^run/config\.json has the unknown setting 'optimizer\.nesterov': remove it"):
         from_plain(TrainConfig, plain, "run/config.json")
 
 
