@@ -19,10 +19,9 @@ from dist_transformer.base.verified import Content, Held
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.loading.events import EpochSummary, LeftOut
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.data.loading.mixture import position_from_json
-from dist_transformer.data.loading.packs import Packs
+from dist_transformer.data.loading.packing import EpochSummary, LeftOut, Packs
 from dist_transformer.data.loading.plan import Step, Window
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.node import join_node

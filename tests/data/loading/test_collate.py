@@ -3,17 +3,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dist_transformer.data.loading.buffers import Sizes, build_in_numpy
 
 from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading import collate, compiled
-from dist_transformer.data.loading.buffers import Sizes, build_in_numpy
 from dist_transformer.data.loading.collate import Collator, MicroBatch, epoch_steps
 from dist_transformer.data.loading.mixture import Corpora
-from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.packing import Budgets, Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.model.packed import IGNORED, PackedBatch
 

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
-from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack
+from dist_transformer.data.loading.packing import Budgets, Pack
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 
 
