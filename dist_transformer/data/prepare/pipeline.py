@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -28,7 +29,6 @@ from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.marks import LanguageMarks, find_marks
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.prepare.duplicates import count_repeats
 from dist_transformer.data.prepare.encode import (
     LONG_LINE,
     encode_chunks,
@@ -47,7 +47,7 @@ from dist_transformer.data.prepare.ingest import (
 )
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.prepare.shuffle import shard_path, write_shards
+from dist_transformer.data.prepare.shuffle import count_repeats, shard_path, write_shards
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.vocabularies import (
     check_tokenizers,
@@ -168,11 +168,15 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(held_out) - dropped.total()
     _require_pairs(kept, dropped, settings)
-    repeats = ranks.lead(lambda: count_repeats(work, chunks, kept))
+    counts = {
+        "pairs_read": pairs_read,
+        "dropped": dict(dropped),
+        "overlap": overlap,
+        "repeats": ranks.lead(lambda: count_repeats(work, chunks, kept)),
+        "several_sentences": several,
+    }
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
-    ranks.lead(
-        lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats, several, report)
-    )
+    ranks.lead(lambda: _finish(work, settings, infos, validation, counts, report))
 
 
 def _validation(
@@ -229,14 +233,14 @@ def _finish(
     settings: PrepareSettings,
     infos: Sequence[Sequence[ShardInfo]],
     validation: _Validation,
-    pairs_read: int,
-    dropped: Counter[str],
-    overlap: int,
-    repeats: int,
-    several: int,
+    counts: dict[str, Any],
     report: Report,
 ) -> None:
-    """Complete the data folder. An interrupted preparation may have written some of its files."""
+    """Complete the data folder. An interrupted preparation may have written some of its files.
+
+    Args:
+        counts: fields of the index that count training pairs.
+    """
     tokenizer = load_vocabulary(tokenizer_path(work))
     train = shards.write_split(work.data, _move_shards(work, infos, settings), segmentations=settings.segmentations)
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
@@ -263,11 +267,7 @@ def _finish(
         max_tokens=settings.max_tokens,
         max_length_ratio=float(settings.max_length_ratio),
         pairs_per_shard=settings.pairs_per_shard,
-        pairs_read=pairs_read,
-        dropped=dict(dropped),
-        overlap=overlap,
-        repeats=repeats,
-        several_sentences=several,
+        **counts,
         valid_held_out=not settings.validation_sources,
         valid_dropped={
             "empty": validation.empty,

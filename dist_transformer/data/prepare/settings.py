@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
-from dist_transformer.config.schema import FLAT, setting
+from dist_transformer.config.schema import FLAT, require, setting
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
@@ -101,10 +101,9 @@ class TextSettings:
                 raise UserError(f"{name} needs the names of its two text fields: pass --src-field and --tgt-field")
         if self.dataset is not None:
             require_usable(self.dataset)
-        if len(self.tsv_columns) != 2:
-            raise UserError(f"tsv_columns is {self.tsv_columns}: it must be the numbers of two columns")
-        if self.toy is not None and not 1 <= self.toy <= MOST_TOY_PAIRS:
-            raise UserError(f"toy is {self.toy}: ask for 1 to {MOST_TOY_PAIRS:,} pairs")
+        require(len(self.tsv_columns) == 2, "tsv_columns", self.tsv_columns, "it must be the numbers of two columns")
+        allowed = self.toy is None or 1 <= self.toy <= MOST_TOY_PAIRS
+        require(allowed, "toy", self.toy, f"ask for 1 to {MOST_TOY_PAIRS:,} pairs")
 
     def sources(self, languages: tuple[str | None, str | None], toy: Path) -> tuple[list[PairSource], list[PairSource]]:
         """Return the sources of the training text and of the validation text.
@@ -240,26 +239,23 @@ class PrepareSettings:
                 f"{useless} is for a new vocabulary, but {self.vocabularies[0].flags}tokenizer names an existing one: "
                 "leave one of them out"
             )
-        self._check_segmentations()
+        for name in ("segmentation_dropout", "segmentation_alpha"):
+            value = getattr(self, name)
+            require(value is None or 0 < value <= 1, name, value, "it must be above 0 and at most 1; 0.1 is usual")
+        alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
+        if self.segmentations == 1 and alone:
+            raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
         positive = ("pairs_per_shard", "valid_pairs", "vocab_sample_pairs", "workers", "segmentations")
         for name, least in {"max_tokens": 2, **dict.fromkeys(positive, 1), "seed": 0}.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise UserError(f"{name} is {value}: it must be at least {least}")
-        if not 1 <= self.max_length_ratio < math.inf:
-            raise UserError(f"max_length_ratio is {self.max_length_ratio}: it must be at least 1")
+            value = getattr(self, name)
+            require(value is None or value >= least, name, value, f"it must be at least {least}")
+        ratio = self.max_length_ratio
+        require(1 <= ratio < math.inf, "max_length_ratio", ratio, "it must be at least 1")
         if self.pairs_per_shard * self.max_tokens >= 2**31:
             raise UserError(
                 f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
                 "holds (2^31 tokens): lower one of them"
             )
-
-    def _check_segmentations(self) -> None:
-        for name in ("segmentation_dropout", "segmentation_alpha"):
-            if (value := getattr(self, name)) is not None and not 0 < value <= 1:
-                raise UserError(f"{name} is {value}: it must be above 0 and at most 1; 0.1 is usual")
-        alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
-        if self.segmentations == 1 and alone:
-            raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
 
     def _changed(self, *names: str) -> str | None:
         """Return the first of these settings whose value is not the default."""

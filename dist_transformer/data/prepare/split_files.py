@@ -117,16 +117,12 @@ def _count(
                 stop = min(start + step, size)
                 tasks.append(CountLineEnds(path=path, start=start, stop=stop, block_bytes=BLOCK_BYTES, name=name))
                 keys.append((number, side))
-    counts: dict[int, list[int]] = {}
-    work_sizes = [task.stop - task.start for task in tasks]
-    runner.run("count", tasks, counts.__setitem__, unit="byte", sizes=work_sizes)
-    for others in runner.ranks.gather(list(counts.items())):
-        counts.update(others)
+    counts = runner.results("count", tasks, unit="byte", sizes=[task.stop - task.start for task in tasks])
     blocks: dict[tuple[int, int], list[int]] = {
         (number, side): [] for number, found in sizes.items() for side in range(len(found))
     }
-    for index, key in enumerate(keys):
-        blocks[key] += counts[index]
+    for key, found in zip(keys, counts, strict=True):
+        blocks[key] += found
     return {(number, side): _lines(sources[number].files()[side], found) for (number, side), found in blocks.items()}
 
 
