@@ -23,7 +23,7 @@ from dist_transformer.data.folder.format import (
 )
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.storage import CachedFiles, CacheSettings, ShardFiles, fetch
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
 

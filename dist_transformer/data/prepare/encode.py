@@ -21,7 +21,7 @@ from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer
 
 LONG_LINE = "long_line"

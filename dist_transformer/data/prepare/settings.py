@@ -14,7 +14,7 @@ from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, exp
 from dist_transformer.data.text.hub import HubDataset
 from dist_transformer.data.text.tables import ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
-from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
+from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 

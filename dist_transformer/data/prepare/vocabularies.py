@@ -10,9 +10,8 @@ from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.prepare.ingest import VOCABULARY, Chunk, Normalizations, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings, VocabularyChoice
 from dist_transformer.data.prepare.work_dir import Work
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.pair import wrap_pair
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary, show_sizes
 
 

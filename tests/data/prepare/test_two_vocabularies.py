@@ -13,10 +13,9 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.vocabularies import normalizations
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.marian import wrap_marian
 from dist_transformer.data.vocabulary.normalization import Normalization
-from dist_transformer.data.vocabulary.pair import wrap_pair
 from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs
 from tests.importing.marian_npz import learn, pieces_of, table_of
 

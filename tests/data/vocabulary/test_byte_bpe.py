@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.normalization import first_folded
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
 
