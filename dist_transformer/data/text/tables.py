@@ -21,6 +21,7 @@ from dist_transformer.data.text.files import (
     one_line,
     short_pair,
 )
+from dist_transformer.data.text.hub import first_line
 
 # A cell of a column's dictionary, stored once, may be the text of every row: 16 rows of the longest line are 32 MiB.
 _BATCH_ROWS = 16
@@ -53,7 +54,7 @@ class ParquetFile(FieldFile):
                     f"{self.path} cannot be read ({error.strerror}): check the file and its rights"
                 ) from None
             raise UserError(
-                f"{self.path} is not a complete Parquet file of UTF-8 text (after row {row}, {_first_line(error)}): "
+                f"{self.path} is not a complete Parquet file of UTF-8 text (after row {row}, {first_line(error)}): "
                 "download it again, or check --parquet"
             ) from None
 
@@ -92,7 +93,3 @@ def _values(batch: pa.RecordBatch, path: list[str]) -> list[str | None]:
     """Return the values of a column, or of a field of a struct column."""
     column = batch.column(path[0])
     return (pc.struct_field(column, path[1:]) if path[1:] else column).to_pylist()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
