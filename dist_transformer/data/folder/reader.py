@@ -22,7 +22,7 @@ from dist_transformer.data.folder.format import (
     index_states,
 )
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.folder.storage import CachedFiles, CacheSettings, ShardFiles, fetch
+from dist_transformer.data.folder.storage import CachedFiles, CacheSettings, LocalFiles, fetch
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
@@ -31,7 +31,7 @@ class DataFolder:
     """A prepared data folder, opened for reading. `path` is on local disk; for a URL it is in the cache."""
 
     def __init__(
-        self, path: Path, index: DataIndex, files: ShardFiles | None = None, *, lengths: Held | None = None
+        self, path: Path, index: DataIndex, files: LocalFiles | None = None, *, lengths: Held | None = None
     ) -> None:
         self.path = path
         self.index = index
