@@ -34,8 +34,6 @@ REMEDY = "copy the data folder again, or prepare it again with dist-transformer 
 
 INDEX_FILE, TOKENIZER_FILE, LENGTHS_FILE = "index.json", "tokenizer.json", "lengths.npy"
 VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE = "valid", "source.txt", "target.txt"
-VALID_BYTES = 2**26
-"""Limit of a side of the validation text, some 500,000 lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,22 +182,22 @@ _ARRAYS = ("pair_ids", "stops", "source_tokens", "target_tokens")
 
 
 def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Return a description per step, and the arrays of their packs: each holds all steps end to end."""
-    texts = [
-        {
-            "epoch": step.epoch,
-            "pairs": len(step.packs.pair_ids),
-            "packs": len(step.packs.stops),
-            "empty": step.packs.empty,
-            "position": step.position.to_json(),
-            "left_out": step.left_out,
-            "ended": step.ended,
-        }
-        for step in steps
-    ]
-    columns = ([getattr(step.packs, name) for step in steps] for name in _ARRAYS)
-    nothing = np.empty(0, dtype=np.int64)
-    return texts, [np.concatenate([nothing, *column], dtype=np.int64).tobytes() for column in columns]
+    """Return a description per step, and the arrays of their packs."""
+    texts, arrays = [], []
+    for step in steps:
+        of_step = [np.asarray(getattr(step.packs, name), dtype=np.int64) for name in _ARRAYS]
+        arrays += [array.tobytes() for array in of_step]
+        texts.append(
+            {
+                "sizes": list(map(len, of_step)),
+                "epoch": step.epoch,
+                "empty": step.packs.empty,
+                "position": step.position.to_json(),
+                "left_out": step.left_out,
+                "ended": step.ended,
+            }
+        )
+    return texts, arrays
 
 
 def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
@@ -206,20 +206,15 @@ def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
     Args:
         content: the arrays of `encode`, end to end. The steps keep a reference to it.
     """
-    counts = [sum(text["pairs"] for text in texts), *[sum(text["packs"] for text in texts)] * 3]
-    arrays = np.split(np.frombuffer(content, dtype=np.int64), np.cumsum(counts)[:-1])
-    steps, pairs, packs = [], 0, 0
-    for text in texts:
-        of_pairs, of_packs = slice(pairs, pairs + text["pairs"]), slice(packs, packs + text["packs"])
-        chosen = {name: array[of_packs] for name, array in zip(_ARRAYS, arrays, strict=True) if name != "pair_ids"}
-        steps.append(
-            Step(
-                epoch=text["epoch"],
-                packs=Packs(pair_ids=arrays[0][of_pairs], empty=text["empty"], **chosen),
-                position=position_from_json(text["position"]),
-                left_out=as_kind(tuple[LeftOut, ...], text["left_out"]),
-                ended=as_kind(tuple[EpochSummary, ...], text["ended"]),
-            )
+    edges = np.cumsum([size for text in texts for size in text["sizes"]])[:-1]
+    arrays = iter(np.split(np.frombuffer(content, dtype=np.int64), edges))
+    return [
+        Step(
+            epoch=text["epoch"],
+            packs=Packs(**{name: next(arrays) for name in _ARRAYS}, empty=text["empty"]),
+            position=position_from_json(text["position"]),
+            left_out=as_kind(tuple[LeftOut, ...], text["left_out"]),
+            ended=as_kind(tuple[EpochSummary, ...], text["ended"]),
         )
-        pairs, packs = of_pairs.stop, of_packs.stop
-    return steps
+        for text in texts
+    ]

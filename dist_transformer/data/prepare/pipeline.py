@@ -108,7 +108,13 @@ def prepare(
     started = time.monotonic()
     ranks = ranks or MpiRanks()
     show_progress &= ranks.is_main
-    say = _reporter(report if ranks.is_main else lambda _: None, show_progress)
+
+    def say(line: str) -> None:
+        if ranks.is_main:
+            # It hides the progress bars meanwhile.
+            with tqdm.external_write_mode():
+                report(line)
+
     with tempfile.TemporaryDirectory() as scratch:
         settings = ranks.together(lambda: settings.with_toy(Path(scratch)))
         name = ranks.lead(lambda: _checked(settings, say))
@@ -167,7 +173,13 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     overlap = found["in_validation"]
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(held_out) - dropped.total()
-    _require_pairs(kept, dropped, settings)
+    if kept == 0:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        names = ", ".join(source.name for source in settings.training_sources)
+        raise UserError(
+            f"no training pair is left of {names} ({reasons} dropped): "
+            "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
+        )
     counts = {
         "pairs_read": pairs_read,
         "dropped": dict(dropped),
@@ -216,16 +228,6 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     sources, targets = map(list, zip(*pairs, strict=True))
     warn_of_traces(count_traces(sources, targets), len(pairs), report, of="validation ")
     return _Validation(pairs=pairs, empty=len(given) - len(pairs), long_lines=long_lines)
-
-
-def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) -> None:
-    if kept == 0:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-        names = ", ".join(source.name for source in settings.training_sources)
-        raise UserError(
-            f"no training pair is left of {names} ({reasons} dropped): "
-            "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
-        )
 
 
 def _finish(
@@ -280,7 +282,7 @@ def _finish(
         marks=marks,
     )
     shards.write_index(work.data, index)
-    work.complete()
+    move(work.data, work.whole)
 
 
 def _marks(shard: Path, vocabulary: Vocabulary) -> LanguageMarks:
@@ -338,11 +340,6 @@ def _write_validation(
     hashes = []
     for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
-        if len(content) > shards.VALID_BYTES:
-            raise UserError(
-                f"a side of the validation text has {len(content):,} bytes, and at most {shards.VALID_BYTES:,} are "
-                "read: use fewer lines, a few thousand are usual"
-            )
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     text, target = (words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))
@@ -362,18 +359,6 @@ def _write_validation(
     split = shards.write_split(valid, written)
     info = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
     return split, info, len(pairs) - len(fitting)
-
-
-def _reporter(report: Report, bars: bool) -> Report:
-    """Return `report`; if there are progress bars, it hides them while it writes a line."""
-    if not bars:
-        return report
-
-    def say(line: str) -> None:
-        with tqdm.external_write_mode():
-            report(line)
-
-    return say
 
 
 def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, report: Report) -> None:

@@ -26,32 +26,23 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
         UserError: one cannot be read, or does not do what the settings ask of it.
     """
     for choice in settings.vocabularies:
-        if choice.tokenizer is not None:
-            load_vocabulary(choice.tokenizer, is_foreign=True)
-        tokenizers = _given(choice)
-        for side, tokenizer in tokenizers.items():
+        if choice.tokenizer is None:
+            continue
+        vocabulary = load_vocabulary(choice.tokenizer, is_foreign=True)
+        tokenizers = [(side, (vocabulary.source, vocabulary.target)[side]) for side in choice.sides]
+        for side, tokenizer in tokenizers:
             _check(settings, choice, tokenizer)
             if side in settings.sampled_sides:
                 settings.strength(tokenizer)
             if side == 0:
                 tokenizer.tag_ids(settings.source_tags)
-        if choice.tokenizer is not None:
-            first, is_joint = next(iter(tokenizers.values())), len(tokenizers) > 1
-            sizes = load_vocabulary(choice.tokenizer).sizes if is_joint else (first.vocab_size, 0)
-            wants_another_size = choice.vocab_size not in (None, first.vocab_size)
-            report(
-                f"{_name(settings, choice)}: {show_sizes(sizes)} entries from {choice.tokenizer}, {first.text_rule}"
-                + f", {choice.flags}vocab-size has no effect" * wants_another_size
-            )
-
-
-def _given(choice: VocabularyChoice) -> dict[int, Tokenizer]:
-    """Read a vocabulary that exists; return its tokenizers by their sides, none for one that is learned."""
-    if choice.tokenizer is None:
-        return {}
-    vocabulary = load_vocabulary(choice.tokenizer)
-    sides = (vocabulary.source, vocabulary.target)
-    return {side: sides[side] for side in choice.sides}
+        first = tokenizers[0][1]
+        sizes = vocabulary.sizes if len(tokenizers) > 1 else (first.vocab_size, 0)
+        wants_another_size = choice.vocab_size not in (None, first.vocab_size)
+        report(
+            f"{_name(settings, choice)}: {show_sizes(sizes)} entries from {choice.tokenizer}, {first.text_rule}"
+            + f", {choice.flags}vocab-size has no effect" * wants_another_size
+        )
 
 
 def _check(settings: PrepareSettings, choice: VocabularyChoice, tokenizer: Tokenizer) -> None:
@@ -86,8 +77,10 @@ def normalizations(settings: PrepareSettings) -> Normalizations:
     """Return the rules for text of sources and targets, which are known before the vocabularies are learned."""
     rules: list[Normalization | None] = [settings.normalization or DEFAULT_NORMALIZATION] * 2
     for choice in settings.vocabularies:
-        for side, tokenizer in _given(choice).items():
-            rules[side] = tokenizer.normalization
+        if choice.tokenizer is not None:
+            vocabulary = load_vocabulary(choice.tokenizer)
+            for side in choice.sides:
+                rules[side] = (vocabulary.source, vocabulary.target)[side].normalization
     return rules[0], rules[1]
 
 
