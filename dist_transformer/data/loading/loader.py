@@ -21,7 +21,7 @@ from dist_transformer.data.folder.storage import CacheSettings
 from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.mixture import Corpora, Mixture, temperature_shares
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.plan import Plan, Window, resolve_budgets
+from dist_transformer.data.loading.plan import Plan, Step, Window, resolve_budgets
 from dist_transformer.data.text.sentences import has_several_sentences
 
 # Past shards that stay in memory: 1,024 open files are a usual limit. 200 of 100,000 pairs are 2 GB.

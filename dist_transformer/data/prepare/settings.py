@@ -11,8 +11,7 @@ from dist_transformer.config.schema import FLAT, require, setting
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
-from dist_transformer.data.text.hub import HubDataset
-from dist_transformer.data.text.tables import ParquetFile
+from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization

@@ -15,7 +15,7 @@ from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.work_dir import fingerprint, work_folder
 from dist_transformer.data.text.files import LineFiles, TsvFile
-from dist_transformer.data.text.hub import HubDataset
+from dist_transformer.data.text.tables import HubDataset
 from tests.conftest import ROOT
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text import hub as hub_module
-from dist_transformer.data.text.hub import HubDataset
 from dist_transformer.data.text.lines import LONGEST_LINE
+from dist_transformer.data.text.tables import HubDataset
 
 
 def write(path: Path, content: bytes) -> Path:
