@@ -73,6 +73,8 @@ class TokenLists:
 
     def prefixed(self, ids: Sequence[int]) -> "TokenLists":
         """Return all rows with `ids` in front of each."""
+        if not ids:
+            return self
         starts = self.offsets[:-1] - self.offsets[0]
         values = self.values[self.offsets[0] : self.offsets[-1]]
         values = np.insert(values, np.repeat(starts, len(ids)), np.tile(ids, len(starts)))
