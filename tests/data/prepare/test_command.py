@@ -8,20 +8,8 @@ import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import as_typed, own_command
-from tests.data.prepare.preparing import FULL_WIDTH, command, corpus, names, train_text, write_pairs
+from tests.data.prepare.preparing import command, corpus, names, write_pairs
 from tests.rights import wrong_rights
-
-
-@pytest.mark.system
-def test_command_takes_the_normalisation(tmp_path: Path) -> None:
-    source, target = write_pairs(tmp_path, "train", [FULL_WIDTH] * 40)
-    common = ("--src", source, "--tgt", target, "--tgt-lang", "zh", "--vocab-size", "400", "--keep-overlap")
-    result = command(*common, "--normalization", "nfc", "--out", tmp_path / "nfc")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "warning" not in result.stdout
-    assert set(train_text(DataFolder.open(tmp_path / "nfc"))) == {FULL_WIDTH}
-    result = command(*common, "--out", tmp_path / "nfkc")
-    assert "warning: NFKC changes 100.0% of the target lines, for example '，' -> ','" in result.stdout
 
 
 def test_command_prepares_the_toy_corpus(tmp_path: Path) -> None:

@@ -32,25 +32,6 @@ def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: p
     assert files_of(tmp_path / "one")["valid/source.txt"] != files_of(tmp_path / "other-seed")["valid/source.txt"]
 
 
-def lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.slow
-def test_processes_make_the_same_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [*corpus(300), ("", "x"), *corpus(300)]
-    one, _ = run(tmp_path, pairs, "one", pairs_per_shard=50)
-    monkeypatch.setattr(module, "CHUNK_PAIRS", 64)
-    two, _ = run(tmp_path, pairs, "two", pairs_per_shard=50, workers=2)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-    assert one == two
-    # Each pair is there twice: one of the two may be held out.
-    held_out = list(zip(*(lines(tmp_path / f"two/valid/{side}.txt") for side in ("source", "target")), strict=True))
-    overlapping = sum(pair in held_out for pair in pairs) - len(held_out)
-    assert overlapping > 0
-    assert two.dropped == {"empty": 1, "too_long": 0, "length_ratio": 0, "in_validation": overlapping}
-
-
 @pytest.mark.parametrize("existing", ["file", "full folder", "link"])
 def test_existing_out_is_refused_and_kept(tmp_path: Path, existing: str) -> None:
     out = tmp_path / "out"
