@@ -29,11 +29,7 @@ from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.marks import LanguageMarks, find_marks
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.prepare.encode import (
-    LONG_LINE,
-    encode_chunks,
-    write_validation_keys,
-)
+from dist_transformer.data.prepare.encode import LONG_LINE, encode_chunks, write_validation_keys
 from dist_transformer.data.prepare.ingest import (
     Chunk,
     Report,
@@ -49,12 +45,7 @@ from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.shuffle import count_repeats, shard_path, write_shards
 from dist_transformer.data.prepare.tasks import TaskRunner
-from dist_transformer.data.prepare.vocabularies import (
-    check_tokenizers,
-    make_tokenizer,
-    normalizations,
-    tokenizer_path,
-)
+from dist_transformer.data.prepare.vocabularies import check_tokenizers, make_tokenizer, normalizations, tokenizer_path
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool

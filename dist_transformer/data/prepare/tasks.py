@@ -13,28 +13,24 @@ from tqdm import tqdm
 
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.work_dir import Work
-from dist_transformer.data.prepare.worker_pool import Progress, Task, WorkerPool
+from dist_transformer.data.prepare.worker_pool import Progress, WorkerPool
 
 T = TypeVar("T")
 
 
-class NamedTask(Task, Protocol):
+class NamedTask(Protocol):
     @property
     def name(self) -> str:
         """Unique name of the task's result in the work folder."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
-    """Task whose result, which must be plain JSON, is written to the work folder."""
-
-    work: Work
-    task: NamedTask
-
     def run(self, progress: Progress) -> Any:
-        result = self.task.run(progress)
-        self.work.keep_result(self.task.name, result)
-        return result
+        """Do the task, as a `Task`; the result must be plain JSON."""
+
+
+def _run_and_keep(work: Work, task: NamedTask, progress: Progress) -> Any:
+    result = task.run(progress)
+    work.keep_result(task.name, result)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +103,7 @@ class TaskRunner:
         for index, task in mine:
             result = self.work.result(task.name)
             if result is None:
-                left.append((index, _Kept(work=self.work, task=task)))
+                left.append((index, functools.partial(_run_and_keep, self.work, task)))
             else:
                 collect(index, result)
         total, todo = (sum(sizes[index] for index, _ in some) if sizes else 0 for some in (mine, left))

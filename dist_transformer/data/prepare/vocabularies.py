@@ -12,7 +12,7 @@ from dist_transformer.data.prepare.settings import PrepareSettings, VocabularyCh
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary, show_sizes
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary, show_sizes
 
 
 def tokenizer_path(work: Work) -> Path:
@@ -31,7 +31,14 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
         vocabulary = load_vocabulary(choice.tokenizer, is_foreign=True)
         tokenizers = [(side, (vocabulary.source, vocabulary.target)[side]) for side in choice.sides]
         for side, tokenizer in tokenizers:
-            _check(settings, choice, tokenizer)
+            path, flag = choice.tokenizer, f"{choice.flags}tokenizer"
+            if settings.lowercase and not tokenizer.lowercase:
+                raise UserError(f"{path} keeps case, which excludes lowercase: leave out --lowercase or {flag}")
+            if settings.normalization not in (None, tokenizer.normalization):
+                raise UserError(
+                    f"{path} has the normalization {tokenizer.normalization or 'of its own table'}, which excludes "
+                    f"{settings.normalization}: leave out --normalization or {flag}"
+                )
             if side in settings.sampled_sides:
                 settings.strength(tokenizer)
             if side == 0:
@@ -42,17 +49,6 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
         report(
             f"{_name(settings, choice)}: {show_sizes(sizes)} entries from {choice.tokenizer}, {first.text_rule}"
             + f", {choice.flags}vocab-size has no effect" * wants_another_size
-        )
-
-
-def _check(settings: PrepareSettings, choice: VocabularyChoice, tokenizer: Tokenizer) -> None:
-    path, flag = choice.tokenizer, f"{choice.flags}tokenizer"
-    if settings.lowercase and not tokenizer.lowercase:
-        raise UserError(f"{path} keeps case, which excludes lowercase: leave out --lowercase or {flag}")
-    if settings.normalization not in (None, tokenizer.normalization):
-        raise UserError(
-            f"{path} has the normalization {tokenizer.normalization or 'of its own table'}, which excludes "
-            f"{settings.normalization}: leave out --normalization or {flag}"
         )
 
 

@@ -25,9 +25,9 @@ def pids(folder: Path) -> list[int]:
 def test_one_process_or_one_task_is_done_here(tmp_path: Path) -> None:
     seen: list[int] = []
     with WorkerPool(1) as pool:
-        done = list(pool.run([Square(i, tmp_path) for i in (3, 4)], seen.append, lambda: None))
+        done = list(pool.run([Square(i, tmp_path).run for i in (3, 4)], seen.append, lambda: None))
     with WorkerPool(8) as pool:
-        done += pool.run([Square(5, tmp_path)], seen.append, lambda: None)
+        done += pool.run([Square(5, tmp_path).run], seen.append, lambda: None)
     assert [(index, square) for index, (square, _) in done] == [(0, 9), (1, 16), (0, 25)]
     assert seen == [3, 4, 5]
     assert pids(tmp_path) == [os.getpid()]
@@ -37,8 +37,8 @@ def test_one_process_or_one_task_is_done_here(tmp_path: Path) -> None:
 def test_tasks_are_done_by_the_processes_that_are_free(tmp_path: Path) -> None:
     seen: list[int] = []
     with WorkerPool(2) as pool:
-        first = dict(pool.run([Square(i, tmp_path) for i in range(20)], seen.append, lambda: None))
-        second = dict(pool.run([Square(i, tmp_path) for i in (30, 31)], seen.append, lambda: None))
+        first = dict(pool.run([Square(i, tmp_path).run for i in range(20)], seen.append, lambda: None))
+        second = dict(pool.run([Square(i, tmp_path).run for i in (30, 31)], seen.append, lambda: None))
         assert len(pids(tmp_path)) == 2
         assert os.getpid() not in pids(tmp_path)
     assert first == {i: [i * i, "false"] for i in range(20)}
@@ -53,7 +53,7 @@ def test_children_of_the_program_are_left_alone(tmp_path: Path) -> None:
     own.start()
     try:
         with pytest.raises(ZeroDivisionError), WorkerPool(2) as pool:
-            list(pool.run([Fail(tmp_path, "sleeps"), Fail(tmp_path, "bug")], lambda _: None, lambda: None))
+            list(pool.run([Fail(tmp_path, "sleeps").run, Fail(tmp_path, "bug").run], lambda _: None, lambda: None))
         own.join(1)
         assert own.is_alive()
     finally:
