@@ -1,9 +1,9 @@
 """Encoding of each chunk's text to ids, and the pairs that are dropped as unfit."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.shuffle import pair_keys
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_path
-from dist_transformer.data.prepare.words import words_of
+from dist_transformer.data.prepare.words import id_type, words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.files import Pair
@@ -37,99 +37,97 @@ _ENCODE_ROWS, _ENCODE_BYTES = 4_096, 2**24
 _SHOWN_UNKNOWN = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeChunk:
-    """Task that writes the ids of a chunk's kept pairs, sorted by their shuffle hash."""
+def _encode(
+    work: Work,
+    chunk: Chunk,
+    held_out: np.ndarray,
+    settings: PrepareSettings,
+    strengths: Sequence[float | None],
+    progress: Progress,
+) -> list[dict[str, int]]:
+    """Write the ids of a chunk's kept pairs, sorted by their shuffle hash; return counts, and unknown characters.
 
-    work: Work
-    chunk: Chunk
-    rows: tuple[int, ...]
-    """Rows of the chunk that are held out for validation, and so left out here."""
-    settings: PrepareSettings
-    strengths: tuple[float | None, ...]
-    """Strength of each side's sampling, None for a side that has its best segmentation; empty: none is drawn."""
+    The counts are the pairs for each reason, and of the kept pairs the tokens and the sources of several sentences.
 
-    @property
-    def name(self) -> str:
-        return f"encode-{self.chunk.name}"
+    Args:
+        held_out: rows of the chunk that are validation text, and so left out here.
+        strengths: strength of each side's sampling, None for a side that has its best segmentation.
+    """
+    tokenizer = load_vocabulary(tokenizer_path(work))
+    rows = np.setdiff1d(np.arange(chunk.pairs), held_out)
+    sizes = chunk.sizes(work)[rows]
+    parts, empty_parts, several_parts = [], [], []
+    sides = (tokenizer.source, tokenizer.target)
+    unknown: tuple[Counter[str], ...] = tuple(Counter() for _ in sides)
+    for block in _blocks(sizes):
+        texts = chunk.texts(work, rows[block])
+        parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
+        blank = [list(map(side.is_blank, column)) for side, column in zip(sides, texts, strict=True)]
+        empty_parts.append(np.any(blank, axis=0))
+        several_parts.append(np.fromiter(map(has_several_sentences, texts[0]), dtype=bool))
+        for counted, side, column, ids in zip(unknown, sides, texts, parts[-1], strict=True):
+            counted.update(_unknown(side, column, ids))
+        progress(len(texts[0]))
+    source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
+    tags = tokenizer.source.tag_ids(settings.source_tags)
+    progress(len(held_out))
 
-    def run(self, progress: Progress) -> list[dict[str, int]]:
-        """Return counts, and the unknown characters of each side.
+    shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+    long_line = sizes < 0
+    empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
+    too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > settings.max_tokens)
+    unlike = (longer + _RATIO_ALLOWANCE) > settings.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
+    unlike &= ~empty & ~too_long & ~long_line
 
-        The counts are the pairs for each reason, and of the kept pairs the tokens and the sources of several sentences.
-        """
-        settings = self.settings
-        tokenizer = load_vocabulary(tokenizer_path(self.work))
-        rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
-        sizes = self.chunk.sizes(self.work)[rows]
-        parts, empty_parts, several_parts = [], [], []
-        sides = (tokenizer.source, tokenizer.target)
-        unknown: tuple[Counter[str], ...] = tuple(Counter() for _ in sides)
-        for block in _blocks(sizes):
-            texts = self.chunk.texts(self.work, rows[block])
-            parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
-            blank = [list(map(side.is_blank, column)) for side, column in zip(sides, texts, strict=True)]
-            empty_parts.append(np.any(blank, axis=0))
-            several_parts.append(np.fromiter(map(has_several_sentences, texts[0]), dtype=bool))
-            for counted, side, column, ids in zip(unknown, sides, texts, parts[-1], strict=True):
-                counted.update(_unknown(side, column, ids))
-            progress(len(texts[0]))
-        source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
-        tags = tokenizer.source.tag_ids(settings.source_tags)
-        progress(len(self.rows))
+    kept = np.flatnonzero(~(empty | too_long | unlike | long_line))
+    best = [source.take(kept), target.take(kept)]
+    of_sides = (
+        [best[side]] * settings.segmentations
+        if strength is None
+        else _sampled(work, chunk, settings, sides[side], side, rows[kept], strength)
+        for side, strength in enumerate(strengths)
+    )
+    variants = list(zip(*of_sides, strict=True))
+    longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
+    places = np.flatnonzero(longest < settings.max_tokens)
+    too_long[np.delete(kept, places)] = True
+    keys = pair_keys(*(side.take(places) for side in best))
+    in_validation = np.isin(keys, read_validation_keys(work))
+    if not settings.keep_overlap:
+        places, keys = places[~in_validation], keys[~in_validation]
+    shards.write_batch(chunk.keys(work), {"key": pa.array(np.sort(keys))})
+    order = pair_hash(chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
+    by_order = np.argsort(order)
+    places = places[by_order]
+    columns = [side for one, other in variants for side in (one.take(places).prefixed(tags), other.take(places))]
+    arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
+    shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
+    masks = (empty, too_long, unlike, in_validation, long_line)
+    counts = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
+    counts["tokens"] = sum(len(side.values) for side in columns)
+    counts["several"] = int(np.concatenate(several_parts)[kept[places]].sum())
+    return [counts, *unknown]
 
-        shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
-        long_line = sizes < 0
-        empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
-        too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > settings.max_tokens)
-        unlike = (longer + _RATIO_ALLOWANCE) > settings.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
-        unlike &= ~empty & ~too_long & ~long_line
 
-        kept = np.flatnonzero(~(empty | too_long | unlike | long_line))
-        best = [source.take(kept), target.take(kept)]
-        variants = self._sampled(sides, rows[kept], sizes[kept], best) if self.strengths else [best]
-        longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
-        places = np.flatnonzero(longest < settings.max_tokens)
-        too_long[np.delete(kept, places)] = True
-        keys = pair_keys(*(side.take(places) for side in best))
-        in_validation = np.isin(keys, read_validation_keys(self.work))
-        if not settings.keep_overlap:
-            places, keys = places[~in_validation], keys[~in_validation]
-        shards.write_batch(self.chunk.keys(self.work), {"key": pa.array(np.sort(keys))})
-        order = pair_hash(self.chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
-        by_order = np.argsort(order)
-        places = places[by_order]
-        columns = [side for one, other in variants for side in (one.take(places).prefixed(tags), other.take(places))]
-        arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
-        shards.write_batch(self.chunk.ids(self.work), {"order": pa.array(order[by_order]), **arrays})
-        masks = (empty, too_long, unlike, in_validation, long_line)
-        counts = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
-        counts["tokens"] = sum(len(side.values) for side in columns)
-        counts["several"] = int(np.concatenate(several_parts)[kept[places]].sum())
-        return [counts, *unknown]
-
-    def _sampled(
-        self, sides: Sequence[Tokenizer], rows: np.ndarray, sizes: np.ndarray, best: Sequence[TokenLists]
-    ) -> list[list[TokenLists]]:
-        """Draw all segmentations of rows of the chunk; return both sides of each."""
-        variants = range(self.settings.segmentations)
-        found: list[list[TokenLists]] = [[] for _ in variants]
-        for side, (tokenizer, strength) in enumerate(zip(sides, self.strengths, strict=True)):
-            if strength is None:
-                for both in found:
-                    both.append(best[side])
-                continue
-            parts: list[list[TokenLists]] = [[] for _ in found]
-            for block in _blocks(sizes):
-                texts, numbers = self.chunk.texts(self.work, rows[block])[side], self.chunk.first + rows[block]
-                purposes = [SEGMENTATION + 2 * variant + side for variant in variants]
-                seeds = [pair_hash(numbers, self.settings.seed, purpose).tolist() for purpose in purposes]
-                drawn = [tokenizer.sample(text, strength, each) for text, *each in zip(texts, *seeds, strict=True)]
-                for number, part in enumerate(parts):
-                    part.append(TokenLists.from_lists([row[number] for row in drawn], best[side].values.dtype))
-            for both, part in zip(found, parts, strict=True):
-                both.append(TokenLists.concatenate(part))
-        return found
+def _sampled(
+    work: Work,
+    chunk: Chunk,
+    settings: PrepareSettings,
+    tokenizer: Tokenizer,
+    side: int,
+    rows: np.ndarray,
+    strength: float,
+) -> list[TokenLists]:
+    """Draw all segmentations of one side of rows of the chunk."""
+    parts: list[list[TokenLists]] = [[] for _ in range(settings.segmentations)]
+    for block in _blocks(chunk.sizes(work)[rows]):
+        texts, numbers = chunk.texts(work, rows[block])[side], chunk.first + rows[block]
+        purposes = [SEGMENTATION + 2 * variant + side for variant in range(settings.segmentations)]
+        seeds = [pair_hash(numbers, settings.seed, purpose).tolist() for purpose in purposes]
+        drawn = [tokenizer.sample(text, strength, each) for text, *each in zip(texts, *seeds, strict=True)]
+        for number, part in enumerate(parts):
+            part.append(TokenLists.from_lists([row[number] for row in drawn], id_type(tokenizer)))
+    return [TokenLists.concatenate(part) for part in parts]
 
 
 def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Iterator[str]:
@@ -148,16 +146,12 @@ def encode_chunks(
     Collective: every rank must call it.
     """
     strengths = runner.ranks.lead(lambda: strengths_of(settings, load_vocabulary(tokenizer_path(runner.work))))
-    tasks = [
-        EncodeChunk(
-            work=runner.work,
-            chunk=chunk,
-            rows=tuple(chunk.rows_of(held_out).tolist()),
-            settings=settings,
-            strengths=tuple(strengths),
+    tasks = {
+        f"encode-{chunk.name}": functools.partial(
+            _encode, runner.work, chunk, chunk.rows_of(held_out), settings, strengths
         )
         for chunk in chunks
-    ]
+    }
     sizes = [chunk.pairs for chunk in chunks]
     merged = runner.merged("encode", tasks, _merge, [Counter[str]() for _ in range(3)], sizes=sizes)
     total, *unknown = map(Counter, merged)

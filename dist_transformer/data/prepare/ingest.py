@@ -1,5 +1,6 @@
 """The first stages: copy the sources into chunks, so that each source is read once, and survey the chunks."""
 
+import functools
 import itertools
 import re
 import unicodedata
@@ -79,84 +80,63 @@ class Chunk:
         return numbers[start:stop] - self.first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSource:
-    """Task that copies a source, or a part of one, into chunks. Its result is the number of pairs of each chunk."""
+def _read_source(work: Work, source: PairSource, number: int, chunk_pairs: int, progress: Progress) -> list[int]:
+    """Copy a source, or a part of one, into chunks; return the number of pairs of each chunk."""
 
-    work: Work
-    source: PairSource
-    number: int
-    chunk_pairs: int
+    def path(chunk: int) -> Path:
+        return Chunk(name=chunk_name(number, chunk), first=0, pairs=0).text(work)
 
-    @property
-    def name(self) -> str:
-        return f"read-{self.number:05}"
-
-    def run(self, progress: Progress) -> list[int]:
-        sizes = self._kept()
-        progress(sum(sizes))
-        pairs = itertools.islice(self.source.pairs(), sum(sizes), None)
-        while batch := self._next_chunk(pairs):
-            texts = dict(zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True))
-            columns = {side: pa.array(column, pa.string()) for side, column in texts.items()}
-            shards.write_batch(self._chunk(len(sizes)), columns)
-            sizes.append(len(batch))
-            progress(len(batch))
-        return sizes
-
-    def _next_chunk(self, pairs: Iterator[Pair | None]) -> list[Pair | tuple[None, None]]:
-        """Take up to `chunk_pairs` pairs, and not many more characters than `CHUNK_CHARACTERS`.
-
-        A pair above the limit of a line is null.
-        """
-        batch: list[Pair | tuple[None, None]] = []
-        characters = 0
-        for pair in pairs:
-            batch.append(pair or (None, None))
-            characters += len(pair[0]) + len(pair[1]) if pair else 0
-            if len(batch) >= self.chunk_pairs or characters >= CHUNK_CHARACTERS:
-                break
-        return batch
-
-    def _kept(self) -> list[int]:
-        """Return the sizes of the chunks that an interrupted preparation has written."""
-        paths = itertools.takewhile(Path.exists, map(self._chunk, itertools.count()))
-        return [shards.read_batch(path).num_rows for path in paths]
-
-    def _chunk(self, chunk: int) -> Path:
-        return Chunk(name=chunk_name(self.number, chunk), first=0, pairs=0).text(self.work)
+    # Those that an interrupted preparation has written.
+    kept = itertools.takewhile(Path.exists, map(path, itertools.count()))
+    sizes = [shards.read_batch(chunk).num_rows for chunk in kept]
+    progress(sum(sizes))
+    pairs = itertools.islice(source.pairs(), sum(sizes), None)
+    while batch := _next_chunk(pairs, chunk_pairs):
+        columns = zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True)
+        shards.write_batch(path(len(sizes)), {side: pa.array(column, pa.string()) for side, column in columns})
+        sizes.append(len(batch))
+        progress(len(batch))
+    return sizes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SurveyChunk:
-    """Task that collects the facts about a chunk that must be known of all chunks before one can be encoded."""
+def _next_chunk(pairs: Iterator[Pair | None], most: int) -> list[Pair | tuple[None, None]]:
+    """Take up to `most` pairs, and not many more characters than `CHUNK_CHARACTERS`.
 
-    work: Work
-    chunk: Chunk
-    settings: PrepareSettings
-    normalizations: Normalizations
-    """Rules of both sides. Target lines that NFKC changes are counted if it is part of their rule."""
+    A pair above the limit of a line is null.
+    """
+    batch: list[Pair | tuple[None, None]] = []
+    characters = 0
+    for pair in pairs:
+        batch.append(pair or (None, None))
+        characters += len(pair[0]) + len(pair[1]) if pair else 0
+        if len(batch) >= most or characters >= CHUNK_CHARACTERS:
+            break
+    return batch
 
-    @property
-    def name(self) -> str:
-        return f"survey-{self.chunk.name}"
 
-    def run(self, progress: Progress) -> dict[str, Any]:
-        # A pair that was not read counts as empty here.
-        sources, targets = self.chunk.texts(self.work, np.arange(self.chunk.pairs))
-        empty = np.fromiter(
-            map(is_empty, sources, targets, itertools.repeat(self.normalizations)), dtype=bool, count=len(sources)
-        )
-        numbers = self.chunk.first + np.flatnonzero(~empty)
-        rule = self.normalizations[1]
-        cleaned = (clean(target, rule) for target in targets if folds(rule))
-        progress(self.chunk.pairs)
-        return {
-            "usable": len(numbers),
-            "candidates": first_by_hash(numbers, self.settings).tolist(),
-            "folded": Counter(filter(None, map(first_folded, cleaned))),
-            "traces": count_traces(sources, targets),
-        }
+def _survey(
+    work: Work, chunk: Chunk, settings: PrepareSettings, normalizations: Normalizations, progress: Progress
+) -> dict[str, Any]:
+    """Collect the facts about a chunk that must be known of all chunks before one can be encoded.
+
+    Args:
+        normalizations: rules of both sides. Target lines that NFKC changes are counted if it is part of their rule.
+    """
+    # A pair that was not read counts as empty here.
+    sources, targets = chunk.texts(work, np.arange(chunk.pairs))
+    empty = np.fromiter(
+        map(is_empty, sources, targets, itertools.repeat(normalizations)), dtype=bool, count=len(sources)
+    )
+    numbers = chunk.first + np.flatnonzero(~empty)
+    rule = normalizations[1]
+    cleaned = (clean(target, rule) for target in targets if folds(rule))
+    progress(chunk.pairs)
+    return {
+        "usable": len(numbers),
+        "candidates": first_by_hash(numbers, settings).tolist(),
+        "folded": Counter(filter(None, map(first_folded, cleaned))),
+        "traces": count_traces(sources, targets),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,10 +171,10 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
     """
     sources = settings.training_sources
     parts = split_sources(runner, sources)
-    tasks = [
-        ReadSource(work=runner.work, source=source, number=part, chunk_pairs=chunk_pairs)
+    tasks = {
+        f"read-{part:05}": functools.partial(_read_source, runner.work, source, part, chunk_pairs)
         for part, (_, source) in enumerate(parts)
-    ]
+    }
     sizes: list[list[int]] = runner.results("read", tasks)
     for number, source in enumerate(sources):
         pairs = sum(sum(found) for found, (of, _) in zip(sizes, parts, strict=True) if of == number)
@@ -216,9 +196,10 @@ def survey_chunks(
             "traces": Counter(one["traces"]) + Counter(other["traces"]),
         }
 
-    tasks = [
-        SurveyChunk(work=runner.work, chunk=chunk, settings=settings, normalizations=normalizations) for chunk in chunks
-    ]
+    tasks = {
+        f"survey-{chunk.name}": functools.partial(_survey, runner.work, chunk, settings, normalizations)
+        for chunk in chunks
+    }
     nothing = {"usable": 0, "candidates": [], "folded": Counter[str](), "traces": Counter[str]()}
     return Survey(**runner.merged("look", tasks, merge, nothing, sizes=[chunk.pairs for chunk in chunks]))
 

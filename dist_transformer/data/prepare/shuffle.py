@@ -10,9 +10,9 @@ matches are expected.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,41 +35,6 @@ _KEYS_AT_ONCE = 8_000_000
 _SOURCE, _TARGET, _ROW = 101, 102, 103
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteShards:
-    """Task that writes neighbouring shards, in every segmentation. Its result is their infos; empty without pairs."""
-
-    work: Work
-    files: tuple[str, ...]
-    first: int
-    stop: int
-    count: int
-    """Total number of shards."""
-
-    @property
-    def name(self) -> str:
-        return f"shards-{self.first:07}"
-
-    def run(self, progress: Progress) -> list[list[dict[str, Any]]]:
-        edges = [-(-(shard << 64) // self.count) for shard in range(self.first, self.stop + 1)]
-        parts = [_rows_between(self.work.folder / file, edges[0], edges[-1] - 1) for file in self.files]
-        order = np.concatenate([hashes for hashes, _ in parts])
-        columns = [TokenLists.concatenate(column) for column in zip(*(lists for _, lists in parts), strict=True)]
-        by_hash = np.argsort(order)
-        # As uint64: numpy would compare other integers with these as floats.
-        inner = np.searchsorted(order[by_hash], np.array(edges[1:-1], dtype=np.uint64))
-        written: list[list[dict[str, Any]]] = []
-        for shard, rows in enumerate(np.split(by_hash, inner), self.first):
-            sides = [column.take(rows) for column in columns] if len(rows) else []
-            infos = [
-                shards.write_shard(shard_path(self.work, shard, number), *both)
-                for number, both in enumerate(zip(sides[::2], sides[1::2], strict=True))
-            ]
-            written.append(list(map(dataclasses.asdict, infos)))
-            progress(1)
-        return written
-
-
 def write_shards(
     runner: TaskRunner, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int
 ) -> list[list[ShardInfo]]:
@@ -79,13 +44,39 @@ def write_shards(
     """
     count = -(-pairs // pairs_per_shard)
     at_once = max(1, min(_TOKENS_AT_ONCE * count // max(1, tokens), count // _LEAST_TASKS))
-    files = tuple(chunk.ids(runner.work).name for chunk in chunks)
-    tasks = [
-        WriteShards(work=runner.work, files=files, first=first, stop=min(first + at_once, count), count=count)
-        for first in range(0, count, at_once)
-    ]
-    written = runner.results("write", tasks, unit="shard", sizes=[task.stop - task.first for task in tasks])
+    paths = [chunk.ids(runner.work) for chunk in chunks]
+    parts = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+    tasks = {f"shards-{part.start:07}": functools.partial(_write, runner.work, paths, part, count) for part in parts}
+    written = runner.results("write", tasks, unit="shard", sizes=[len(part) for part in parts])
     return [[ShardInfo(**info) for info in shard] for shard in itertools.chain.from_iterable(written)]
+
+
+def _write(
+    work: Work, paths: Sequence[Path], part: range, count: int, progress: Progress
+) -> list[list[dict[str, Any]]]:
+    """Write neighbouring shards, in every segmentation; return their infos, none without pairs.
+
+    Args:
+        paths: files of all chunks.
+        count: total number of shards.
+    """
+    edges = [-(-(shard << 64) // count) for shard in range(part.start, part.stop + 1)]
+    read = [_rows_between(path, edges[0], edges[-1] - 1) for path in paths]
+    order = np.concatenate([hashes for hashes, _ in read])
+    columns = [TokenLists.concatenate(column) for column in zip(*(lists for _, lists in read), strict=True)]
+    by_hash = np.argsort(order)
+    # As uint64: numpy would compare other integers with these as floats.
+    inner = np.searchsorted(order[by_hash], np.array(edges[1:-1], dtype=np.uint64))
+    written: list[list[dict[str, Any]]] = []
+    for shard, rows in zip(part, np.split(by_hash, inner), strict=True):
+        sides = [column.take(rows) for column in columns] if len(rows) else []
+        infos = [
+            shards.write_shard(shard_path(work, shard, number), *both)
+            for number, both in enumerate(zip(sides[::2], sides[1::2], strict=True))
+        ]
+        written.append(list(map(dataclasses.asdict, infos)))
+        progress(1)
+    return written
 
 
 def _rows_between(path: Path, first: int, last: int) -> tuple[np.ndarray, list[TokenLists]]:

@@ -5,31 +5,22 @@ assigned to ranks in turn, and each process of a rank takes the next one when it
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.work_dir import Work
-from dist_transformer.data.prepare.worker_pool import Progress, WorkerPool
+from dist_transformer.data.prepare.worker_pool import Progress, Task, WorkerPool
 
 T = TypeVar("T")
 
 
-class NamedTask(Protocol):
-    @property
-    def name(self) -> str:
-        """Unique name of the task's result in the work folder."""
-
-    def run(self, progress: Progress) -> Any:
-        """Do the task, as a `Task`; the result must be plain JSON."""
-
-
-def _run_and_keep(work: Work, task: NamedTask, progress: Progress) -> Any:
-    result = task.run(progress)
-    work.keep_result(task.name, result)
+def _run_and_keep(work: Work, name: str, task: Task, progress: Progress) -> Any:
+    result = task(progress)
+    work.keep_result(name, result)
     return result
 
 
@@ -42,13 +33,14 @@ class TaskRunner:
     """Whether to show a progress bar on standard error."""
 
     def results(
-        self, label: str, tasks: Sequence[NamedTask], *, unit: str = "pair", sizes: Sequence[int] | None = None
+        self, label: str, tasks: Mapping[str, Task], *, unit: str = "pair", sizes: Sequence[int] | None = None
     ) -> list[Any]:
         """Do all tasks; return their results in order.
 
         Collective: every rank must call it.
 
         Args:
+            tasks: by the names under which their results, plain JSON, are kept in the work folder.
             unit: unit of the progress that tasks report.
             sizes: number of these units per task, if known.
         """
@@ -59,7 +51,7 @@ class TaskRunner:
         return [found[index] for index in range(len(tasks))]
 
     def merged(
-        self, label: str, tasks: Sequence[NamedTask], merge: Callable[[T, T], T], nothing: T, *, sizes: Sequence[int]
+        self, label: str, tasks: Mapping[str, Task], merge: Callable[[T, T], T], nothing: T, *, sizes: Sequence[int]
     ) -> T:
         """Do all tasks; return what their results are together. Memory does not grow with their number.
 
@@ -82,28 +74,28 @@ class TaskRunner:
     def _share(
         self,
         label: str,
-        tasks: Sequence[NamedTask],
+        tasks: Mapping[str, Task],
         collect: Callable[[int, Any], None],
         unit: str,
         sizes: Sequence[int] | None,
     ) -> None:
         """Do this rank's share of the tasks; `collect` is called with (index, result) of each, in any order."""
-        mine = [(index, task) for index, task in enumerate(tasks) if index % self.ranks.size == self.ranks.rank]
+        mine = [(index, task) for index, task in enumerate(tasks.items()) if index % self.ranks.size == self.ranks.rank]
         self.ranks.together(lambda: self._run(label, mine, collect, unit, sizes))
 
     def _run(
         self,
         label: str,
-        mine: list[tuple[int, NamedTask]],
+        mine: list[tuple[int, tuple[str, Task]]],
         collect: Callable[[int, Any], None],
         unit: str,
         sizes: Sequence[int] | None,
     ) -> None:
         left = []
-        for index, task in mine:
-            result = self.work.result(task.name)
+        for index, (name, task) in mine:
+            result = self.work.result(name)
             if result is None:
-                left.append((index, functools.partial(_run_and_keep, self.work, task)))
+                left.append((index, functools.partial(_run_and_keep, self.work, name, task)))
             else:
                 collect(index, result)
         total, todo = (sum(sizes[index] for index, _ in some) if sizes else 0 for some in (mine, left))

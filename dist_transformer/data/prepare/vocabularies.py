@@ -59,14 +59,13 @@ def _name(settings: PrepareSettings, choice: VocabularyChoice) -> str:
 
 
 def strengths_of(settings: PrepareSettings, vocabulary: Vocabulary) -> tuple[float | None, ...]:
-    """Return the strength of each side's sampling, None for a side that is not sampled; empty if none is.
+    """Return the strength of each side's sampling, None for a side that is not sampled.
 
     Raises:
         UserError: a side's kind of vocabulary is not sampled by these settings.
     """
-    sides = (vocabulary.source, vocabulary.target)
-    sampled = settings.sampled_sides
-    return tuple(settings.strength(side) if i in sampled else None for i, side in enumerate(sides)) if sampled else ()
+    sides = enumerate((vocabulary.source, vocabulary.target))
+    return tuple(settings.strength(side) if i in settings.sampled_sides else None for i, side in sides)
 
 
 def normalizations(settings: PrepareSettings) -> Normalizations:
