@@ -1,7 +1,5 @@
 """Preparations from end to end: what they depend on, where they write, how they end early."""
 
-import os
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.files import line_files
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID
-from tests.conftest import ROOT
-from tests.data.prepare.preparing import corpus, files_of, names, run, train_text
+from tests.data.prepare.preparing import corpus, files_of, names, run
 
 
 def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +90,6 @@ def test_bad_late_file_is_found_before_the_long_work(tmp_path: Path, monkeypatch
     validation = tuple(line_files([tmp_path / "missing.en"], [tmp_path / "missing.de"]))
     with pytest.raises(UserError, match=r"missing\.en does not exist"):
         run(tmp_path, corpus(20), validation=validation)
-
-
-def test_real_corpus(tmp_path: Path) -> None:
-    data = Path(os.environ.get("DIST_TRANSFORMER_DATA", ROOT.parent / "shared/data")) / "multi30k"
-    if not data.exists():
-        pytest.skip(f"{data} is absent: set DIST_TRANSFORMER_DATA to the folder of corpora")
-    sources = tuple(line_files([data / "val.en"], [data / "val.de"]))
-    index = prepare(PrepareSettings(out=tmp_path / "out", sources=sources, vocab_size=2_000), lambda _: None)
-    assert (index.pairs_read, index.valid_text.pairs) == (1_014, 101)
-    assert index.train.pairs + sum(index.dropped.values()) == 913
-    prepared = DataFolder.open(tmp_path / "out")
-    lines = set((data / "val.de").read_text(encoding="utf-8").split("\n"))
-    assert {target for _, target in train_text(prepared)} <= {unicodedata.normalize("NFKC", line) for line in lines}
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece-bpe"])

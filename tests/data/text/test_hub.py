@@ -5,22 +5,11 @@ from typing import Any
 import datasets
 import pytest
 
-from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.base.errors import TransientError
 from dist_transformer.data.text import tables
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.text.tables import HubDataset
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def refusal(source: HubDataset) -> str:
-    """In this process, which is faster."""
-    with pytest.raises(UserError) as caught:
-        list(source.pairs())
-    return str(caught.value)
+from tests.data.text.reading import refusal, write
 
 
 @pytest.fixture

@@ -7,21 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.text.tables import ParquetFile
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def refusal(source: PairSource) -> str:
-    with pytest.raises(UserError) as caught:
-        list(source.pairs())
-    return str(caught.value)
+from tests.data.text.reading import refusal, write
 
 
 def table(path: Path, columns: dict[str, Any], **options: Any) -> ParquetFile:
