@@ -17,7 +17,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.messages import as_kind
 from dist_transformer.base.verified import Content, Held
 from dist_transformer.config.settings import BatchConfig, DataConfig
-from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.reader import DataFolder, read_index
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.data.loading.mixture import position_from_json
@@ -95,7 +95,7 @@ class Sharing:
         split.fetch_ahead(window.following)
         if agreed and not self.skip:
             raise UserError(agreed[min(agreed)])
-        self._keep(window.corpus, agreed)
+        self.problems |= {(window.corpus, shard): problem for shard, problem in agreed.items()}
         self._tell(["window", window.corpus, window.shards, list(agreed.items())])
         return dict.fromkeys(agreed, window.packs_consumed)
 
@@ -137,7 +137,7 @@ class Sharing:
             if kind == "opened":
                 return open_training_data(corpora, batch, seed=seed, folders=folders, skipped=content)
             assert held is not None
-            folders.append(DataFolder.open_shared(Path(content), held))
+            folders.append(DataFolder(Path(content), read_index(Path(content)), lengths=held))
 
     def _hear_steps(self, _: int) -> list[Step]:
         while True:
@@ -148,7 +148,7 @@ class Sharing:
                     self._splits[corpus].put(shard, held)
                 case "window", corpus, shards, problems:
                     self._splits[corpus].want(shards)
-                    self._keep(corpus, dict(problems))
+                    self.problems |= {(corpus, shard): problem for shard, problem in problems}
                 case "steps", texts:
                     return decode(texts, held.content) if held else []
 
@@ -165,9 +165,6 @@ class Sharing:
         if message[0] == "error":
             raise UserError(message[1])
         return message, None if descriptor is None else Held.of(descriptor)
-
-    def _keep(self, corpus: int, problems: dict[int, str]) -> None:
-        self.problems.update({(corpus, shard): problem for shard, problem in problems.items()})
 
     def _agree(self, problems: dict[int, str]) -> dict[int, str]:
         """Merge the problems of all nodes; if several nodes report the same shard, the lowest rank's text counts."""

@@ -121,25 +121,25 @@ class TextSettings:
         ]
         valid: list[PairSource] = [*line_files(self.valid_src, self.valid_tgt)]
         for sources, split in ((train, self.dataset_split), (valid, self.dataset_valid_split)):
-            if self.dataset is not None and split is not None:
-                sources.append(self._hub(split, *languages))
+            if self.dataset is None or split is None:
+                continue
+            source_language, target_language = languages
+            if not (source_language and target_language):
+                raise UserError("dataset needs its two languages: pass --src-lang and --tgt-lang")
+            hub = HubDataset(
+                dataset=self.dataset,
+                source_language=source_language,
+                target_language=target_language,
+                config=self.dataset_config,
+                revision=self.dataset_revision,
+                split=split,
+                streaming=self.streaming,
+            )
+            sources.append(hub)
         if self.toy is not None:
             train += line_files([toy / "train.en"], [toy / "train.de"])
             valid += line_files([toy / "valid.en"], [toy / "valid.de"])
         return train, valid
-
-    def _hub(self, split: str, source_language: str | None, target_language: str | None) -> HubDataset:
-        if self.dataset is None or not (source_language and target_language):
-            raise UserError("dataset needs its two languages: pass --src-lang and --tgt-lang")
-        return HubDataset(
-            dataset=self.dataset,
-            source_language=source_language,
-            target_language=target_language,
-            config=self.dataset_config,
-            revision=self.dataset_revision,
-            split=split,
-            streaming=self.streaming,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

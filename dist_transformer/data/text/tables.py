@@ -154,7 +154,12 @@ class HubDataset:
             builder = datasets.load_dataset_builder(**place)
             self._refuse_part(builder)
             table = builder.config
-            options = self._text_only() if hasattr(table, "keep_default_na") else {}
+            options: dict[str, Any] = {}
+            if hasattr(table, "keep_default_na"):
+                # Each text of a CSV file as it stands: otherwise the words NA, null and nan would count as missing, and
+                # a column of numbers would not be text.
+                columns = (self.source_language, self.target_language)
+                options = {"keep_default_na": False, "converters": dict.fromkeys(columns, str)}
             dataset = datasets.load_dataset(**place, **options, split=self.split, streaming=self.streaming)
             for batch in dataset.iter(batch_size=_BATCH_ROWS):
                 yield batch
@@ -210,14 +215,6 @@ class HubDataset:
                 "and only those named after a split (train, …) if there are any: rename or move files, or list those "
                 "to read under configs in the folder's README.md"
             )
-
-    def _text_only(self) -> dict[str, Any]:
-        """Return the options by which the library takes each text of a CSV file as it stands.
-
-        Otherwise the words NA, null and nan would count as missing, and a column of numbers would not be text.
-        """
-        columns = (self.source_language, self.target_language)
-        return {"keep_default_na": False, "converters": dict.fromkeys(columns, str)}
 
     def _column(self, batch: Mapping[str, list[Any]], language: str) -> list[str | None]:
         if language in batch:
