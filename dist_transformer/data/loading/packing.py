@@ -11,7 +11,7 @@ same packs.
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -167,6 +167,7 @@ def pack_queue(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> tuple[P
     totals = [int(sizes[:, side].sum(dtype=np.int64)) for side in range(2)]
     room = [min(_CHOSEN * total // max(1, len(sizes)), limit) for total, limit in zip(totals, limits, strict=False)]
     library = compiled_loops() if len(sizes) >= _WORTH_COMPILING else None
+    pack: Callable[..., tuple[np.ndarray, ...]]
     pack = _pack_in_python if library is None else functools.partial(_pack_compiled, library)
     rows, stops, source_tokens, target_tokens, left = pack(sizes, limits, room, is_last)
     packs = Packs(pair_ids=rows, stops=stops, source_tokens=source_tokens, target_tokens=target_tokens)

@@ -200,7 +200,7 @@ def survey_chunks(
         f"survey-{chunk.name}": functools.partial(_survey, runner.work, chunk, settings, normalizations)
         for chunk in chunks
     }
-    nothing = {"usable": 0, "candidates": [], "folded": Counter[str](), "traces": Counter[str]()}
+    nothing: dict[str, Any] = {"usable": 0, "candidates": [], "folded": Counter[str](), "traces": Counter[str]()}
     return Survey(**runner.merged("look", tasks, merge, nothing, sizes=[chunk.pairs for chunk in chunks]))
 
 

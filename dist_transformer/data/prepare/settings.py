@@ -18,7 +18,6 @@ from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _STRENGTH = 0.1
-_SIDES = (("source", "--src-", (0,)), ("target", "--tgt-", (1,)))
 PREPARE_RULES = FlagRules(
     needs={
         "--tsv-columns": "--tsv",
@@ -38,7 +37,7 @@ PREPARE_RULES = FlagRules(
 _FILES = ("src", "tgt", "tsv", "jsonl", "parquet", "valid_src", "valid_tgt")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class VocabularyChoice:
     """A vocabulary of a preparation: one that exists, or one that is learned."""
 
@@ -317,16 +316,11 @@ class PrepareSettings:
         Raises:
             UserError: a side has none, or both kinds are asked for.
         """
-        own = [
-            VocabularyChoice(
-                sides=sides,
-                flags=flags,
-                tokenizer=getattr(self, f"{name}_tokenizer"),
-                vocab_size=getattr(self, f"{name}_vocab_size"),
-            )
-            for name, flags, sides in _SIDES
-        ]
-        joint = VocabularyChoice(sides=(0, 1), flags="--", tokenizer=self.tokenizer, vocab_size=self.vocab_size)
+        joint = VocabularyChoice((0, 1), "--", self.tokenizer, self.vocab_size)
+        own = (
+            VocabularyChoice((0,), "--src-", self.source_tokenizer, self.source_vocab_size),
+            VocabularyChoice((1,), "--tgt-", self.target_tokenizer, self.target_vocab_size),
+        )
         chosen = [one for one in (joint, *own) if one.tokenizer is not None or one.vocab_size is not None]
         if not chosen:
             raise UserError(
@@ -345,7 +339,7 @@ class PrepareSettings:
                 f"{chosen[0].flags}vocab-size and {chosen[0].flags}tokenizer are for one language, and the other has "
                 f"no vocabulary: set {missing[0]}vocab-size or {missing[0]}tokenizer, too"
             )
-        return tuple(own)
+        return own
 
     @property
     def _learns_tags(self) -> bool:
