@@ -30,7 +30,7 @@ from dist_transformer.data.loading.prefetch import steps_of_a_block
 from dist_transformer.data.loading.statistics import first_epoch
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.training.trainer import existing_objects_spared
 
 # Training speed of a fast GPU in target tokens per second. The data pipeline must keep up with it.

@@ -19,7 +19,7 @@ from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_p
 from dist_transformer.data.prepare.words import id_type, words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.data.text.files import Pair
+from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer

@@ -20,7 +20,7 @@ from dist_transformer.data.prepare.split_files import split_sources
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.data.text.files import Pair, PairSource
+from dist_transformer.data.text.pairs import Pair, PairSource
 from dist_transformer.data.vocabulary.normalization import Normalization, clean, first_folded, folds, is_blank
 
 Report = Callable[[str], None]

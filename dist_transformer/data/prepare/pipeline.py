@@ -49,8 +49,8 @@ from dist_transformer.data.prepare.vocabularies import check_tokenizers, make_to
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
+from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.runtime.launch import as_typed, has_gpu, own_command

@@ -10,7 +10,7 @@ from dist_transformer.base.paths import require_usable
 from dist_transformer.config.schema import FLAT, require, setting
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.folder.format import TOKENIZER_FILE
-from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
+from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning

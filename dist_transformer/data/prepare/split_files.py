@@ -17,8 +17,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.compressed import is_compressed
-from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, TsvFile, unequal_lines
 from dist_transformer.data.text.lines import Span
+from dist_transformer.data.text.pairs import JsonlFile, LineFiles, PairSource, TsvFile, unequal_lines
 
 # Bytes of a part, which a process reads in seconds.
 PART_BYTES = 2**27

@@ -38,7 +38,7 @@ from dist_transformer.base.files import (
 )
 from dist_transformer.base.locks import exclusive
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.pairs import PairSource
 from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.

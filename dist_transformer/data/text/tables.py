@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.text.compressed import refuse_pipe
-from dist_transformer.data.text.files import (
+from dist_transformer.data.text.pairs import (
     NESTED,
     FieldFile,
     Pair,

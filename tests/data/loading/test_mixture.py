@@ -23,7 +23,7 @@ from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Step
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 
 BUDGETS = Budgets(max_source_tokens=40, max_target_tokens=40, max_sentences=9)
 

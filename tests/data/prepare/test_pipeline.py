@@ -11,7 +11,7 @@ from dist_transformer.data.prepare import encode as encoding
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID
 from tests.data.prepare.preparing import corpus, files_of, names, run
 

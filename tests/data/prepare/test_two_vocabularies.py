@@ -10,7 +10,7 @@ import pytest
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.vocabularies import normalizations
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.marian import wrap_marian

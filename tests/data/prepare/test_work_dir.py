@@ -11,7 +11,7 @@ import pytest
 from dist_transformer.base.errors import TransientError, UserError
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.work_dir import fingerprint, work_folder
-from dist_transformer.data.text.files import LineFiles, TsvFile
+from dist_transformer.data.text.pairs import LineFiles, TsvFile
 from dist_transformer.data.text.tables import HubDataset
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.pairs import PairSource
 
 
 def write(path: Path, content: bytes) -> Path:

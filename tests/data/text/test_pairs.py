@@ -13,8 +13,8 @@ import pytest
 from backports import zstd
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import JsonlFile, LineFiles, TsvFile, expand, language_of, line_files
 from dist_transformer.data.text.lines import LONGEST_LINE, read_lines, read_stream
+from dist_transformer.data.text.pairs import JsonlFile, LineFiles, TsvFile, expand, language_of, line_files
 from dist_transformer.data.text.tables import ParquetFile
 from tests.data.text.reading import refusal, write
 
