@@ -83,7 +83,8 @@ def _rows_between(path: Path, first: int, last: int) -> tuple[np.ndarray, list[T
     """Read the rows of a chunk whose first column, by which it is sorted, is in a range."""
     column, *others = shards.read_batch(path).columns
     numbers = column.to_numpy()
-    start, stop = np.searchsorted(numbers, np.uint64(first)), np.searchsorted(numbers, np.uint64(last), side="right")
+    start = int(np.searchsorted(numbers, np.uint64(first)))
+    stop = int(np.searchsorted(numbers, np.uint64(last), side="right"))
     lists = (TokenLists.from_arrow(column).slice(start, stop) for column in others)
     # Copied, because thousands of chunks must not stay mapped.
     return numbers[start:stop].copy(), [TokenLists.concatenate([rows]) for rows in lists]
