@@ -152,6 +152,10 @@ class DataFolder:
         for shard in self.train.info.shards:
             yield self.train.folder / shard.file, shard.sha256
 
+    def close(self) -> None:
+        self.train.close()
+        self.valid.close()
+
 
 def _small_files(index: DataIndex) -> Iterator[tuple[str, str]]:
     """List names and SHA-256 of all files but the training shards."""

@@ -206,6 +206,11 @@ class Split:
         """Release the shards that the last `hold` did not name, except the newest that may be kept."""
         self._held = {shard: loaded for shard, loaded in self._held.items() if shard in self._kept}
 
+    def close(self) -> None:
+        """Release all shards."""
+        self._held.clear()
+        self._used.clear()
+
     def read(self, shard: int) -> tuple[Columns, Held]:
         """Read and verify source and target ids of a shard; also return its content.
 

@@ -65,8 +65,9 @@ def test_the_cache_is_bounded(remote: MemoryFileSystem, toy_data: DataFolder, tm
     """Room for two of four shards: the least recently used go, and come again when they are asked for."""
     info = toy_data.train.info
     limit = 2 * max(shard.bytes for shard in info.shards)
+    folder = open_remote(tmp_path, limit=limit)
     for first, kept in ((0, [0]), (500, [0, 1]), (1000, [1, 2]), (0, [0, 2])):
-        folder = open_remote(tmp_path, limit=limit)
+        folder.close()
         pair = toy_data.train.shard_starts[first // 500]
         assert folder.train.tokens(np.array([pair]))[0].tolist() == toy_data.train.tokens(np.array([pair]))[0].tolist()
         assert cached(folder) == [info.shards[number].file for number in kept]
