@@ -24,14 +24,13 @@ from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.loader import open_training_data
-from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack
+from dist_transformer.data.loading.packing import Budgets, Pack
 from dist_transformer.data.loading.plan import Plan, Position, resolve_budgets
 from dist_transformer.data.loading.prefetch import steps_of_a_block
 from dist_transformer.data.loading.statistics import first_epoch
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.training.trainer import existing_objects_spared
 
 # Training speed of a fast GPU in target tokens per second. The data pipeline must keep up with it.

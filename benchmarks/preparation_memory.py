@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.measure import answer, measure_apart, resident_mib
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.pairs import LineFiles
 
 TIMES = 10
 

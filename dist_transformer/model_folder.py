@@ -25,7 +25,7 @@ from dist_transformer.config.language_codes import base_language
 from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.folder.marks import LanguageMarks
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_paths import (
     CARD_FILE,

@@ -31,8 +31,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import Collator
-from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.packing import Budgets, Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine.schedule import learning_rate

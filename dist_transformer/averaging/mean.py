@@ -15,7 +15,7 @@ import torch
 from dist_transformer.averaging.choice import ChosenWeights
 from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
 from dist_transformer.run.checkpoint.tensors import parameter_shapes

@@ -29,7 +29,7 @@ from dist_transformer.base.errors import UserError, caution, failure
 from dist_transformer.base.files import make_folder, whole_path
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.schema import FLAT, values_of
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.inference.decoding import Loading

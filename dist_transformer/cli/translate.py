@@ -61,8 +61,8 @@ from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.schema import FLAT, require_positive, settings_of, values_of
 from dist_transformer.config.stated import FlagRules
-from dist_transformer.data.text.files import expand
 from dist_transformer.data.text.lines import decode_lines, read_stream
+from dist_transformer.data.text.pairs import expand
 from dist_transformer.evaluation.closest import Closest
 from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.inference.decoding import RULES, Decoding, Loading

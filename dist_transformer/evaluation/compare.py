@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_transformer.data.text.files import read_aligned
+from dist_transformer.data.text.pairs import read_aligned
 from dist_transformer.evaluation.bleu import Scores, bleu_metric, chrf_pp_metric, score
 
 _LABELS = {"bleu": "BLEU", "chrf_pp": "chrF++"}

@@ -11,7 +11,7 @@ import torch
 
 from dist_transformer.base.messages import as_kind
 from dist_transformer.config.schema import values_of
-from dist_transformer.data.text.files import read_aligned
+from dist_transformer.data.text.pairs import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.evaluation.languages import warn_of_wrong_side

@@ -16,8 +16,8 @@ import torch
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import LineFiles
 from dist_transformer.data.text.lines import read_lines
+from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.evaluation.bleu import Score, corpus_bleu

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.interface import DecodingModel
 from dist_transformer.model.loss import logit_rows

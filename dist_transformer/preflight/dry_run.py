@@ -25,7 +25,7 @@ from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.subset import write_subset
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.beam import beam_search

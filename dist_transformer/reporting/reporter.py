@@ -17,7 +17,7 @@ from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.config.timeouts import TimeoutConfig
-from dist_transformer.data.loading.events import EpochSummary
+from dist_transformer.data.loading.packing import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture

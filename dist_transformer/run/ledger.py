@@ -17,7 +17,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import append_to, log_lines, whole_path
 from dist_transformer.base.sole_writer import Fence, unfenced
-from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.packing import LeftOut
 from dist_transformer.model.packed import PackedBatch, PackedTokens
 
 # Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.

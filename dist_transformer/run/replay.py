@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.data.loading.packing import LeftOut
 from dist_transformer.data.loading.plan import Step, Window
 from dist_transformer.run.ledger import batch_hash
 

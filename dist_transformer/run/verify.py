@@ -21,9 +21,9 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import INDEX_FILE, TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
+from dist_transformer.data.loading.packing import LeftOut
 from dist_transformer.model_folder import WEIGHTS_FILE
 from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
 from dist_transformer.run.checkpoint.tensors import differing_weight

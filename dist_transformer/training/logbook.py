@@ -12,9 +12,8 @@ import torch
 from dist_transformer.base.errors import UserError, failure
 from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.cost.hardware import peak_flops
-from dist_transformer.data.loading.events import LeftOut
 from dist_transformer.data.loading.loader import TrainingData
-from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.packing import Budgets, LeftOut
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.transformer import training_flops

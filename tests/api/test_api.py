@@ -20,7 +20,7 @@ import dist_transformer
 from dist_transformer import api
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.text.files import TsvFile
+from dist_transformer.data.text.pairs import TsvFile
 from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.runtime.device import multiplies_int8

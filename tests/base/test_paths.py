@@ -6,7 +6,7 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable, usable_path
-from dist_transformer.data.text.files import expand
+from dist_transformer.data.text.pairs import expand
 
 
 @pytest.mark.parametrize(

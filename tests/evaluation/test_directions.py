@@ -10,7 +10,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.command_line import read_keywords
 from dist_transformer.config.directions import Direction
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.evaluation.evaluate import Evaluation, evaluate
 from dist_transformer.evaluation.settings import EvaluateSettings
 from dist_transformer.inference import translator

@@ -15,8 +15,7 @@ from dist_transformer.base.checks import Check, failed
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
-from dist_transformer.data.vocabulary.pair import wrap_pair
+from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning, wrap_pair
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.export import ctranslate2_peer, gate, huggingface, tokenizer_files
 from dist_transformer.export import export as module

@@ -21,7 +21,7 @@ from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.model.transformer import Transformer

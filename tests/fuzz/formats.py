@@ -21,9 +21,9 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, line_files, read_aligned
+from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, line_files, read_aligned
 from dist_transformer.data.text.tables import ParquetFile
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.importing.marian_files import MarianWeights, find_marian_files, read_marian_vocabulary
 from dist_transformer.model_folder import load_model
 from dist_transformer.reporting.html.run import load_run

@@ -10,7 +10,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.inference import scoring as module
 from dist_transformer.inference.scoring import PairScore, score_files, score_ids, score_pairs

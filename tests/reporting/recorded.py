@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dist_transformer.data.loading.events import EpochSummary, Totals
-from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.packing import Budgets, EpochSummary, Totals
 from dist_transformer.evaluation.samples import Sample, SampleSheet
 from dist_transformer.reporting.reporter import Reporter
 

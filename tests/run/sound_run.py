@@ -13,7 +13,7 @@ from dist_transformer.base.files import sha256_of
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.packing import LeftOut
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.checkpoint.writer import Retention

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.loading.events import LeftOut
+from dist_transformer.data.loading.packing import LeftOut
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.run.ledger import Ledger, batch_hash, left_out_records, read_ledger, truncate_jsonl

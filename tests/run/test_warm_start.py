@@ -16,7 +16,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.pair import wrap_pair
+from dist_transformer.data.vocabulary.kinds import wrap_pair
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder

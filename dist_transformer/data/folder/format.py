@@ -34,8 +34,6 @@ REMEDY = "copy the data folder again, or prepare it again with dist-transformer 
 
 INDEX_FILE, TOKENIZER_FILE, LENGTHS_FILE = "index.json", "tokenizer.json", "lengths.npy"
 VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE = "valid", "source.txt", "target.txt"
-VALID_BYTES = 2**26
-"""Limit of a side of the validation text, some 500,000 lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +75,10 @@ class TokenLists:
         """Return all rows with `ids` in front of each."""
         if not ids:
             return self
-        lengths = self.lengths.astype(np.int64) + len(ids)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        values = np.empty(offsets[-1], dtype=self.values.dtype)
-        places = offsets[:-1, None] + np.arange(len(ids))
-        values[places] = ids
-        is_own = np.ones(len(values), dtype=bool)
-        is_own[places] = False
-        values[is_own] = self.values[self.offsets[0] : self.offsets[-1]]
-        return TokenLists(values, offsets)
+        starts = self.offsets[:-1] - self.offsets[0]
+        values = self.values[self.offsets[0] : self.offsets[-1]]
+        values = np.insert(values, np.repeat(starts, len(ids)), np.tile(ids, len(starts)))
+        return TokenLists(values, np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + len(ids))]))
 
     def take(self, rows: np.ndarray) -> "TokenLists":
         """Return the given rows in the given order."""

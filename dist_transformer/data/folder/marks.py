@@ -22,15 +22,10 @@ class LanguageMarks:
     source: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
 
-    def seen_in(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Count the marks of source and target in rows of ids."""
-        source, target = frozenset(self.source), frozenset(self.target)
-        ids = [token for row in rows for token in row]
-        return sum(token in source for token in ids), sum(token in target for token in ids)
-
     def side_of(self, rows: Sequence[Sequence[int]]) -> str | None:
         """Return the side that rows of ids are like, `source` or `target`; None if the marks do not decide."""
-        source, target = self.seen_in(rows)
+        ids = [token for row in rows for token in row]
+        source, target = (sum(map(frozenset(marks).__contains__, ids)) for marks in (self.source, self.target))
         seen = source + target
         if seen < _LEAST_SEEN or max(source, target) < _LEAST_SHARE * seen:
             return None

@@ -22,16 +22,22 @@ from dist_transformer.data.folder.format import (
     index_states,
 )
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.folder.storage import CachedFiles, CacheSettings, ShardFiles, fetch
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.folder.storage import CachedFiles, CacheSettings, LocalFiles, fetch
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
 
 class DataFolder:
-    """A prepared data folder, opened for reading. `path` is on local disk; for a URL it is in the cache."""
+    """A prepared data folder, opened for reading. `path` is on local disk; for a URL it is in the cache.
+
+    Args:
+        files: storage of the training shards; None: the folder.
+        lengths: content of the file of lengths, if another process of this node has opened the folder and provides its
+            training shards.
+    """
 
     def __init__(
-        self, path: Path, index: DataIndex, files: ShardFiles | None = None, *, lengths: Held | None = None
+        self, path: Path, index: DataIndex, files: LocalFiles | None = None, *, lengths: Held | None = None
     ) -> None:
         self.path = path
         self.index = index
@@ -72,15 +78,6 @@ class DataFolder:
             if size not in (None, found):
                 raise UserError(f"{file} has {found:,} bytes, but the index states {size:,}: {REMEDY}")
         return cls(path, index)
-
-    @classmethod
-    def open_shared(cls, path: Path, lengths: Held) -> "DataFolder":
-        """Open a folder that another process of this node has opened and whose training shards it provides.
-
-        Args:
-            lengths: content of the folder's file of lengths.
-        """
-        return cls(path, read_index(path), lengths=lengths)
 
     @classmethod
     def _open_url(cls, url: str, cache: CacheSettings) -> "DataFolder":

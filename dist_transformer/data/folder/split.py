@@ -19,7 +19,7 @@ from dist_transformer.data.folder.format import (
     index_states,
     read_shard,
 )
-from dist_transformer.data.folder.storage import LocalFiles, ShardFiles
+from dist_transformer.data.folder.storage import LocalFiles
 
 # Shards kept in memory besides those that a plan holds. 100,000 pairs of 30 tokens per side take 13 MB.
 _KEPT_SHARDS = 64
@@ -76,7 +76,7 @@ class Split:
         self,
         folder: Path,
         info: SplitInfo,
-        files: ShardFiles | None = None,
+        files: LocalFiles | None = None,
         *,
         lengths: Held | None = None,
     ) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import remove, remove_unfinished, whole_path
@@ -36,50 +35,41 @@ class CacheSettings:
     limit_bytes: int
 
 
-class ShardFiles(Protocol):
-    """Storage of the shards of a split."""
-
-    def read(self, shard: ShardInfo) -> Held:
-        """Copy a shard to memory and verify it there. Waits until it is on local disk.
-
-        Raises:
-            UserError: it cannot be read, or is not what the index states.
-        """
-
-    def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
-        """Fetch the shards that are needed next in the background."""
-
-
 class LocalFiles:
-    """Shards in a folder."""
+    """Shards of a split in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self, shard: ShardInfo) -> Held:
+        """Copy a shard to memory and verify it there. Waits until it is on local disk.
+
+        Raises:
+            UserError: it cannot be read, or does not have the recorded hash.
+        """
         return hold_verified(self.folder / shard.file, index_states(shard.sha256))
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
-        """Do nothing, because the shards are local."""
+        """Fetch the shards that are needed next in the background; local ones need no fetching."""
 
 
-class CachedFiles:
+class CachedFiles(LocalFiles):
     """Shards behind a URL. The folder `cache` keeps at most `limit_bytes` of them."""
 
     def __init__(self, url: str, cache: Path, limit_bytes: int) -> None:
-        self.url, self.cache, self.limit_bytes = url, cache, limit_bytes
+        super().__init__(cache)
+        self.url, self.limit_bytes = url, limit_bytes
         self._fetcher: threading.Thread | None = None
 
     def read(self, shard: ShardInfo) -> Held:
-        path = self.cache / shard.file
-        with exclusive(self.cache / f"{shard.file}.lock"):
+        with exclusive(self.folder / f"{shard.file}.lock"):
             try:
-                content = hold_verified(path, index_states(shard.sha256))
+                content = super().read(shard)
             except UserError:
                 self._fetch(shard)
-                content = hold_verified(path, index_states(shard.sha256))
+                content = super().read(shard)
             # `_make_room` removes the least recently used shard first.
-            os.utime(path)
+            os.utime(self.folder / shard.file)
             return content
 
     def fetch_ahead(self, shards: Iterable[ShardInfo]) -> None:
@@ -97,25 +87,25 @@ class CachedFiles:
 
     def _fetch_all(self, shards: list[ShardInfo]) -> None:
         for shard in shards:
-            path = self.cache / shard.file
-            with contextlib.suppress(UserError, OSError), exclusive(self.cache / f"{shard.file}.lock"):
+            path = self.folder / shard.file
+            with contextlib.suppress(UserError, OSError), exclusive(self.folder / f"{shard.file}.lock"):
                 if not path.exists():
                     self._fetch(shard)
                 os.utime(path)
 
     def _fetch(self, shard: ShardInfo) -> None:
         self._make_room(shard)
-        fetch(f"{self.url}/{shard.file}", self.cache / shard.file, most=shard.bytes, sha256=shard.sha256)
+        fetch(f"{self.url}/{shard.file}", self.folder / shard.file, most=shard.bytes, sha256=shard.sha256)
 
     def _make_room(self, shard: ShardInfo) -> None:
         """Remove the least recently used shards, except those that a process is opening."""
-        with exclusive(self.cache / "room.lock"):
-            files = sorted(self.cache.glob("*.arrow"), key=lambda file: file.stat().st_mtime)
+        with exclusive(self.folder / "room.lock"):
+            files = sorted(self.folder.glob("*.arrow"), key=lambda file: file.stat().st_mtime)
             total = shard.bytes + sum(file.stat().st_size for file in files)
             for file in files:
                 if total <= self.limit_bytes:
                     break
-                with contextlib.suppress(BlockingIOError), exclusive(self.cache / f"{file.name}.lock", wait=False):
+                with contextlib.suppress(BlockingIOError), exclusive(self.folder / f"{file.name}.lock", wait=False):
                     total -= file.stat().st_size
                     remove(file)
 

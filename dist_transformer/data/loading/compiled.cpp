@@ -1,4 +1,4 @@
-// The loops of packing.py and buffers.py, with the same results.
+// The loops of packing.py and collate.py, with the same results.
 
 #include <algorithm>
 #include <cstdint>

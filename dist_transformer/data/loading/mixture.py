@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from dist_transformer.data.folder.split import Memory, Split
-from dist_transformer.data.loading.events import Events
-from dist_transformer.data.loading.packs import Packs
+from dist_transformer.data.loading.packing import Events, Packs
 from dist_transformer.data.loading.plan import Course, Plan, Position, Step
 
 

@@ -14,9 +14,7 @@ import numpy as np
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
-from dist_transformer.data.loading.events import EpochSummary, Events, LeftOut, Totals
-from dist_transformer.data.loading.packing import Budgets, PackedQueue, pack_queue
-from dist_transformer.data.loading.packs import Packs
+from dist_transformer.data.loading.packing import Budgets, EpochSummary, Events, LeftOut, Packs, Totals, pack_queue
 
 # Incremented when the same lengths, seed and budgets give other packs: positions of another rule are not valid.
 RULE = 3
@@ -201,15 +199,10 @@ class Plan:
         left_out = {**self.admit(window), **known}
         order, sizes = self._order(position, left_out)
         is_last = position.window == self.windows - 1
-        packed = self._packs(order, sizes, left_out, is_last=is_last)
+        packs, left = self._packs(order, sizes, left_out, is_last=is_last)
         return PlannedWindow(
-            packs=Packs(
-                pair_ids=order.take(packed.rows) + self.first_id,
-                stops=packed.stops,
-                source_tokens=packed.source_tokens,
-                target_tokens=packed.target_tokens,
-            ),
-            left=tuple(order[packed.left].tolist()),
+            packs=replace(packs, pair_ids=order.take(packs.pair_ids) + self.first_id),
+            left=tuple(order[left].tolist()),
             left_out=left_out,
             unsaid=tuple(
                 LeftOut(shard=shard, packs=packs, corpus=self.corpus, epoch=position.epoch, window=position.window)
@@ -256,20 +249,20 @@ class Plan:
 
     def _packs(
         self, order: np.ndarray, sizes: np.ndarray, left_out: Mapping[int, int], *, is_last: bool
-    ) -> PackedQueue:
-        """Pack the queue; when a shard drops out, pack the rest again."""
-        packed = pack_queue(sizes, self.budgets, is_last=is_last)
+    ) -> tuple[Packs, np.ndarray]:
+        """Pack the queue as `pack_queue` does; when a shard drops out, pack the rest again."""
+        packs, left = pack_queue(sizes, self.budgets, is_last=is_last)
         if not left_out:
-            return packed
-        packed = packed.first(0)
-        shards = self._shards_of(order)
+            return packs, left
+        packs, shards = packs[:0], self._shards_of(order)
         for past in sorted({0, *left_out.values()}):
-            packed = packed.first(past)
+            packs = packs[:past]
             waiting = ~np.isin(shards, [shard for shard, after in left_out.items() if after <= past])
-            waiting[packed.rows] = False
+            waiting[packs.pair_ids] = False
             queue = np.flatnonzero(waiting)
-            packed = packed.then(pack_queue(sizes[queue], self.budgets, is_last=is_last), queue)
-        return packed
+            more, left = pack_queue(sizes[queue], self.budgets, is_last=is_last)
+            packs, left = Packs.join([packs, replace(more, pair_ids=queue[more.pair_ids])]), queue[left]
+        return packs, left
 
     def summary(self, position: Position) -> list[EpochSummary]:
         """Summarize the epoch that ends at `position`, if all of it was counted."""

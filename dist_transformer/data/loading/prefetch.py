@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dist_transformer.data.loading.collate import Collator, MicroBatch
 from dist_transformer.data.loading.plan import Step
@@ -72,14 +73,10 @@ class Prefetcher:
     def _build(self, steps: list[Step]) -> list[Share]:
         shares = self.collator.micro_batches_of(steps, rank=self.rank, world_size=self.world_size)
         if self.pin:
-            shares = [[_pinned(micro) for micro in share] for share in shares]
+            shares = [[replace(micro, batch=micro.batch.pin_memory()) for micro in share] for share in shares]
         return list(zip(steps, shares, strict=True))
 
 
 def steps_of_a_block(steps: Sequence[Step], world_size: int) -> int:
     """Return how many steps like these are drawn and built together."""
     return max(1, BLOCK_TOKENS * world_size // max(1, steps[0].target_tokens))
-
-
-def _pinned(micro: MicroBatch) -> MicroBatch:
-    return MicroBatch(first_pack=micro.first_pack, batch=micro.batch.pin_memory())

@@ -17,12 +17,11 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.messages import as_kind
 from dist_transformer.base.verified import Content, Held
 from dist_transformer.config.settings import BatchConfig, DataConfig
-from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.data.folder.reader import DataFolder, read_index
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.loading.events import EpochSummary, LeftOut
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.data.loading.mixture import position_from_json
-from dist_transformer.data.loading.packs import Packs
+from dist_transformer.data.loading.packing import EpochSummary, LeftOut, Packs
 from dist_transformer.data.loading.plan import Step, Window
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.node import join_node
@@ -96,7 +95,7 @@ class Sharing:
         split.fetch_ahead(window.following)
         if agreed and not self.skip:
             raise UserError(agreed[min(agreed)])
-        self._keep(window.corpus, agreed)
+        self.problems |= {(window.corpus, shard): problem for shard, problem in agreed.items()}
         self._tell(["window", window.corpus, window.shards, list(agreed.items())])
         return dict.fromkeys(agreed, window.packs_consumed)
 
@@ -138,7 +137,7 @@ class Sharing:
             if kind == "opened":
                 return open_training_data(corpora, batch, seed=seed, folders=folders, skipped=content)
             assert held is not None
-            folders.append(DataFolder.open_shared(Path(content), held))
+            folders.append(DataFolder(Path(content), read_index(Path(content)), lengths=held))
 
     def _hear_steps(self, _: int) -> list[Step]:
         while True:
@@ -149,7 +148,7 @@ class Sharing:
                     self._splits[corpus].put(shard, held)
                 case "window", corpus, shards, problems:
                     self._splits[corpus].want(shards)
-                    self._keep(corpus, dict(problems))
+                    self.problems |= {(corpus, shard): problem for shard, problem in problems}
                 case "steps", texts:
                     return decode(texts, held.content) if held else []
 
@@ -167,9 +166,6 @@ class Sharing:
             raise UserError(message[1])
         return message, None if descriptor is None else Held.of(descriptor)
 
-    def _keep(self, corpus: int, problems: dict[int, str]) -> None:
-        self.problems.update({(corpus, shard): problem for shard, problem in problems.items()})
-
     def _agree(self, problems: dict[int, str]) -> dict[int, str]:
         """Merge the problems of all nodes; if several nodes report the same shard, the lowest rank's text counts."""
         with self._agreeing:
@@ -183,22 +179,22 @@ _ARRAYS = ("pair_ids", "stops", "source_tokens", "target_tokens")
 
 
 def encode(steps: Sequence[Step]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Return a description per step, and the arrays of their packs: each holds all steps end to end."""
-    texts = [
-        {
-            "epoch": step.epoch,
-            "pairs": len(step.packs.pair_ids),
-            "packs": len(step.packs.stops),
-            "empty": step.packs.empty,
-            "position": step.position.to_json(),
-            "left_out": step.left_out,
-            "ended": step.ended,
-        }
-        for step in steps
-    ]
-    columns = ([getattr(step.packs, name) for step in steps] for name in _ARRAYS)
-    nothing = np.empty(0, dtype=np.int64)
-    return texts, [np.concatenate([nothing, *column], dtype=np.int64).tobytes() for column in columns]
+    """Return a description per step, and the arrays of their packs."""
+    texts, arrays = [], []
+    for step in steps:
+        of_step = [np.asarray(getattr(step.packs, name), dtype=np.int64) for name in _ARRAYS]
+        arrays += [array.tobytes() for array in of_step]
+        texts.append(
+            {
+                "sizes": list(map(len, of_step)),
+                "epoch": step.epoch,
+                "empty": step.packs.empty,
+                "position": step.position.to_json(),
+                "left_out": step.left_out,
+                "ended": step.ended,
+            }
+        )
+    return texts, arrays
 
 
 def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
@@ -207,20 +203,15 @@ def decode(texts: Sequence[dict[str, Any]], content: Content) -> list[Step]:
     Args:
         content: the arrays of `encode`, end to end. The steps keep a reference to it.
     """
-    counts = [sum(text["pairs"] for text in texts), *[sum(text["packs"] for text in texts)] * 3]
-    arrays = np.split(np.frombuffer(content, dtype=np.int64), np.cumsum(counts)[:-1])
-    steps, pairs, packs = [], 0, 0
-    for text in texts:
-        of_pairs, of_packs = slice(pairs, pairs + text["pairs"]), slice(packs, packs + text["packs"])
-        chosen = {name: array[of_packs] for name, array in zip(_ARRAYS, arrays, strict=True) if name != "pair_ids"}
-        steps.append(
-            Step(
-                epoch=text["epoch"],
-                packs=Packs(pair_ids=arrays[0][of_pairs], empty=text["empty"], **chosen),
-                position=position_from_json(text["position"]),
-                left_out=as_kind(tuple[LeftOut, ...], text["left_out"]),
-                ended=as_kind(tuple[EpochSummary, ...], text["ended"]),
-            )
+    edges = np.cumsum([size for text in texts for size in text["sizes"]])[:-1]
+    arrays = iter(np.split(np.frombuffer(content, dtype=np.int64), edges))
+    return [
+        Step(
+            epoch=text["epoch"],
+            packs=Packs(**{name: next(arrays) for name in _ARRAYS}, empty=text["empty"]),
+            position=position_from_json(text["position"]),
+            left_out=as_kind(tuple[LeftOut, ...], text["left_out"]),
+            ended=as_kind(tuple[EpochSummary, ...], text["ended"]),
         )
-        pairs, packs = of_pairs.stop, of_packs.stop
-    return steps
+        for text in texts
+    ]

@@ -12,8 +12,7 @@ import numpy as np
 from dist_transformer.base.errors import one_line
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.collate import epoch_steps
-from dist_transformer.data.loading.events import EpochSummary
-from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.packing import Budgets, EpochSummary
 from dist_transformer.data.loading.plan import Plan
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 

@@ -1,29 +1,27 @@
 """Encoding of each chunk's text to ids, and the pairs that are dropped as unfit."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
-from dist_transformer.data.prepare.duplicates import pair_keys, write_keys
 from dist_transformer.data.prepare.ingest import SEGMENTATION, SHUFFLE, Chunk, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.prepare.shuffle import write_sorted
+from dist_transformer.data.prepare.shuffle import pair_keys
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_path
-from dist_transformer.data.prepare.words import words_of
+from dist_transformer.data.prepare.words import id_type, words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.data.text.files import Pair
+from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer
 
 LONG_LINE = "long_line"
@@ -39,106 +37,97 @@ _ENCODE_ROWS, _ENCODE_BYTES = 4_096, 2**24
 _SHOWN_UNKNOWN = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeChunk:
-    """Task that writes the ids of a chunk's kept pairs, sorted by their shuffle hash."""
+def _encode(
+    work: Work,
+    chunk: Chunk,
+    held_out: np.ndarray,
+    settings: PrepareSettings,
+    strengths: Sequence[float | None],
+    progress: Progress,
+) -> list[dict[str, int]]:
+    """Write the ids of a chunk's kept pairs, sorted by their shuffle hash; return counts, and unknown characters.
 
-    work: Work
-    chunk: Chunk
-    rows: tuple[int, ...]
-    """Rows of the chunk that are held out for validation, and so left out here."""
-    seed: int
-    max_tokens: int
-    max_length_ratio: float
-    source_tags: tuple[str, ...]
-    keep_overlap: bool
-    segmentations: int
-    strengths: tuple[float | None, ...]
-    """Strength of each side's sampling, None for a side that has its best segmentation; empty: none is drawn."""
+    The counts are the pairs for each reason, and of the kept pairs the tokens and the sources of several sentences.
 
-    @property
-    def name(self) -> str:
-        return f"encode-{self.chunk.name}"
+    Args:
+        held_out: rows of the chunk that are validation text, and so left out here.
+        strengths: strength of each side's sampling, None for a side that has its best segmentation.
+    """
+    tokenizer = load_vocabulary(tokenizer_path(work))
+    rows = np.setdiff1d(np.arange(chunk.pairs), held_out)
+    sizes = chunk.sizes(work)[rows]
+    parts, empty_parts, several_parts = [], [], []
+    sides = (tokenizer.source, tokenizer.target)
+    unknown: tuple[Counter[str], ...] = tuple(Counter() for _ in sides)
+    for block in _blocks(sizes):
+        texts = chunk.texts(work, rows[block])
+        parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
+        blank = [list(map(side.is_blank, column)) for side, column in zip(sides, texts, strict=True)]
+        empty_parts.append(np.any(blank, axis=0))
+        several_parts.append(np.fromiter(map(has_several_sentences, texts[0]), dtype=bool))
+        for counted, side, column, ids in zip(unknown, sides, texts, parts[-1], strict=True):
+            counted.update(_unknown(side, column, ids))
+        progress(len(texts[0]))
+    source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
+    tags = tokenizer.source.tag_ids(settings.source_tags)
+    progress(len(held_out))
 
-    def run(self, progress: Progress) -> dict[str, Any]:
-        """Return counts and unknown characters by side.
+    shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+    long_line = sizes < 0
+    empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
+    too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > settings.max_tokens)
+    unlike = (longer + _RATIO_ALLOWANCE) > settings.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
+    unlike &= ~empty & ~too_long & ~long_line
 
-        The counts are the pairs for each reason, and of the kept pairs the tokens and the sources of several sentences.
-        """
-        tokenizer = load_vocabulary(tokenizer_path(self.work))
-        rows = np.setdiff1d(np.arange(self.chunk.pairs), np.array(self.rows, dtype=np.int64))
-        sizes = self.chunk.sizes(self.work)[rows]
-        parts, empty_parts, several_parts = [], [], []
-        sides = (tokenizer.source, tokenizer.target)
-        unknown: tuple[Counter[str], ...] = tuple(Counter() for _ in sides)
-        for block in _blocks(sizes):
-            texts = self.chunk.texts(self.work, rows[block])
-            parts.append([words_of(tokenizer, side).encode(column) for side, column in enumerate(texts)])
-            blank = [list(map(side.is_blank, column)) for side, column in zip(sides, texts, strict=True)]
-            empty_parts.append(np.any(blank, axis=0))
-            several_parts.append(np.fromiter(map(has_several_sentences, texts[0]), dtype=bool))
-            for counted, side, column, ids in zip(unknown, sides, texts, parts[-1], strict=True):
-                counted.update(_unknown(side, column, ids))
-            progress(len(texts[0]))
-        source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
-        tags = tokenizer.source.tag_ids(self.source_tags)
-        progress(len(self.rows))
+    kept = np.flatnonzero(~(empty | too_long | unlike | long_line))
+    best = [source.take(kept), target.take(kept)]
+    of_sides = (
+        [best[side]] * settings.segmentations
+        if strength is None
+        else _sampled(work, chunk, settings, sides[side], side, rows[kept], strength)
+        for side, strength in enumerate(strengths)
+    )
+    variants = list(zip(*of_sides, strict=True))
+    longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
+    places = np.flatnonzero(longest < settings.max_tokens)
+    too_long[np.delete(kept, places)] = True
+    keys = pair_keys(*(side.take(places) for side in best))
+    in_validation = np.isin(keys, read_validation_keys(work))
+    if not settings.keep_overlap:
+        places, keys = places[~in_validation], keys[~in_validation]
+    shards.write_batch(chunk.keys(work), {"key": pa.array(np.sort(keys))})
+    order = pair_hash(chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
+    by_order = np.argsort(order)
+    places = places[by_order]
+    columns = [side for one, other in variants for side in (one.take(places).prefixed(tags), other.take(places))]
+    arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
+    shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
+    masks = (empty, too_long, unlike, in_validation, long_line)
+    counts = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
+    counts["tokens"] = sum(len(side.values) for side in columns)
+    counts["several"] = int(np.concatenate(several_parts)[kept[places]].sum())
+    return [counts, *unknown]
 
-        shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
-        long_line = sizes < 0
-        empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
-        too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > self.max_tokens)
-        unlike = (longer + _RATIO_ALLOWANCE) > self.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
-        unlike &= ~empty & ~too_long & ~long_line
 
-        kept = np.flatnonzero(~(empty | too_long | unlike | long_line))
-        best = [source.take(kept), target.take(kept)]
-        variants = self._sampled(sides, rows[kept], sizes[kept], best) if self.strengths else [best]
-        longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
-        places = np.flatnonzero(longest < self.max_tokens)
-        too_long[np.delete(kept, places)] = True
-        keys = pair_keys(*(side.take(places) for side in best))
-        in_validation = np.isin(keys, read_validation_keys(self.work))
-        if not self.keep_overlap:
-            places, keys = places[~in_validation], keys[~in_validation]
-        write_keys(self.work, self.chunk, keys)
-        order = pair_hash(self.chunk.first + rows[kept[places]], self.seed, SHUFFLE)
-        by_order = np.argsort(order)
-        places = places[by_order]
-        columns = [(one.take(places).prefixed(tags), other.take(places)) for one, other in variants]
-        write_sorted(self.chunk.ids(self.work), order[by_order], columns)
-        tokens = sum(len(side.values) for pair in columns for side in pair)
-        masks = (empty, too_long, unlike, in_validation, long_line)
-        found = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
-        several = int(np.concatenate(several_parts)[kept[places]].sum())
-        return {"counts": {**found, "tokens": tokens, "several": several}, "unknown": unknown}
-
-    def _sampled(
-        self, sides: Sequence[Tokenizer], rows: np.ndarray, sizes: np.ndarray, best: Sequence[TokenLists]
-    ) -> list[list[TokenLists]]:
-        """Draw all segmentations of rows of the chunk; return both sides of each."""
-        found: list[list[TokenLists]] = [[] for _ in range(self.segmentations)]
-        for side, (tokenizer, strength) in enumerate(zip(sides, self.strengths, strict=True)):
-            if strength is None:
-                for both in found:
-                    both.append(best[side])
-                continue
-            parts: list[list[TokenLists]] = [[] for _ in found]
-            for block in _blocks(sizes):
-                texts, numbers = self.chunk.texts(self.work, rows[block])[side], self.chunk.first + rows[block]
-                seeds = np.stack(
-                    [
-                        pair_hash(numbers, self.seed, SEGMENTATION + 2 * variant + side)
-                        for variant in range(self.segmentations)
-                    ],
-                    axis=1,
-                ).tolist()
-                drawn = [tokenizer.sample(text, strength, each) for text, each in zip(texts, seeds, strict=True)]
-                for number, part in enumerate(parts):
-                    part.append(TokenLists.from_lists([row[number] for row in drawn], best[side].values.dtype))
-            for both, part in zip(found, parts, strict=True):
-                both.append(TokenLists.concatenate(part))
-        return found
+def _sampled(
+    work: Work,
+    chunk: Chunk,
+    settings: PrepareSettings,
+    tokenizer: Tokenizer,
+    side: int,
+    rows: np.ndarray,
+    strength: float,
+) -> list[TokenLists]:
+    """Draw all segmentations of one side of rows of the chunk."""
+    parts: list[list[TokenLists]] = [[] for _ in range(settings.segmentations)]
+    for block in _blocks(chunk.sizes(work)[rows]):
+        texts, numbers = chunk.texts(work, rows[block])[side], chunk.first + rows[block]
+        purposes = [SEGMENTATION + 2 * variant + side for variant in range(settings.segmentations)]
+        seeds = [pair_hash(numbers, settings.seed, purpose).tolist() for purpose in purposes]
+        drawn = [tokenizer.sample(text, strength, each) for text, *each in zip(texts, *seeds, strict=True)]
+        for number, part in enumerate(parts):
+            part.append(TokenLists.from_lists([row[number] for row in drawn], id_type(tokenizer)))
+    return [TokenLists.concatenate(part) for part in parts]
 
 
 def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Iterator[str]:
@@ -156,41 +145,27 @@ def encode_chunks(
 
     Collective: every rank must call it.
     """
-    total: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, "tokens", "several"), 0))
-    unknown: list[Counter[str]] = [Counter(), Counter()]
-
-    def collect(_: int, found: dict[str, Any]) -> None:
-        total.update(found["counts"])
-        for counted, more in zip(unknown, found["unknown"], strict=True):
-            counted.update(more)
-
     strengths = runner.ranks.lead(lambda: strengths_of(settings, load_vocabulary(tokenizer_path(runner.work))))
-
-    def task(chunk: Chunk) -> EncodeChunk:
-        return EncodeChunk(
-            work=runner.work,
-            chunk=chunk,
-            rows=tuple((chunk.rows_of(held_out)).tolist()),
-            seed=settings.seed,
-            max_tokens=settings.max_tokens,
-            max_length_ratio=settings.max_length_ratio,
-            source_tags=settings.source_tags,
-            keep_overlap=settings.keep_overlap,
-            segmentations=settings.segmentations,
-            strengths=tuple(strengths),
+    tasks = {
+        f"encode-{chunk.name}": functools.partial(
+            _encode, runner.work, chunk, chunk.rows_of(held_out), settings, strengths
         )
-
-    runner.run("encode", map(task, chunks), collect, sizes=[chunk.pairs for chunk in chunks])
-    gathered = runner.ranks.gather([dict(counted) for counted in (total, *unknown)])
-    sums: list[Counter[str]] = [sum(map(Counter, one), Counter()) for one in zip(*gathered, strict=True)]
-    everywhere, *unknown = sums
+        for chunk in chunks
+    }
+    sizes = [chunk.pairs for chunk in chunks]
+    merged = runner.merged("encode", tasks, _merge, [Counter[str]() for _ in range(3)], sizes=sizes)
+    total, *unknown = map(Counter, merged)
     for side, (language, counted) in enumerate(zip(settings.languages, unknown, strict=True)):
         learned = any(side in one.sides and one.tokenizer is None for one in settings.vocabularies)
         if counted:
             remedy = ": --byte-fallback or a higher --character-coverage keeps them" * learned
             report(_unknown_line(language, counted) + remedy)
-    stated = [reason for reason in DROP_REASONS if reason != LONG_LINE or everywhere[reason]]
-    return Counter({reason: everywhere[reason] for reason in stated}), everywhere["tokens"], everywhere["several"]
+    reasons = [reason for reason in DROP_REASONS if reason != LONG_LINE or total[reason]]
+    return Counter({reason: total[reason] for reason in reasons}), total["tokens"], total["several"]
+
+
+def _merge(one: Sequence[dict[str, int]], other: Sequence[dict[str, int]]) -> list[Counter[str]]:
+    return [Counter(some) + Counter(more) for some, more in zip(one, other, strict=True)]
 
 
 def _unknown_line(language: str, counted: Counter[str]) -> str:

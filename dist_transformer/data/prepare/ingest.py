@@ -1,5 +1,6 @@
 """The first stages: copy the sources into chunks, so that each source is read once, and survey the chunks."""
 
+import functools
 import itertools
 import re
 import unicodedata
@@ -19,7 +20,7 @@ from dist_transformer.data.prepare.split_files import split_sources
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.data.text.files import Pair, PairSource
+from dist_transformer.data.text.pairs import Pair, PairSource
 from dist_transformer.data.vocabulary.normalization import Normalization, clean, first_folded, folds, is_blank
 
 Report = Callable[[str], None]
@@ -56,7 +57,7 @@ class Chunk:
         return work.folder / f"text-{self.name}.arrow"
 
     def ids(self, work: Work) -> Path:
-        return work.folder / f"ids-{self.name}.parquet"
+        return work.folder / f"ids-{self.name}.arrow"
 
     def keys(self, work: Work) -> Path:
         return work.folder / f"keys-{self.name}.arrow"
@@ -79,112 +80,84 @@ class Chunk:
         return numbers[start:stop] - self.first
 
 
+def _read_source(work: Work, source: PairSource, number: int, chunk_pairs: int, progress: Progress) -> list[int]:
+    """Copy a source, or a part of one, into chunks; return the number of pairs of each chunk."""
+
+    def path(chunk: int) -> Path:
+        return Chunk(name=chunk_name(number, chunk), first=0, pairs=0).text(work)
+
+    # Those that an interrupted preparation has written.
+    kept = itertools.takewhile(Path.exists, map(path, itertools.count()))
+    sizes = [shards.read_batch(chunk).num_rows for chunk in kept]
+    progress(sum(sizes))
+    pairs = itertools.islice(source.pairs(), sum(sizes), None)
+    while batch := _next_chunk(pairs, chunk_pairs):
+        columns = zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True)
+        shards.write_batch(path(len(sizes)), {side: pa.array(column, pa.string()) for side, column in columns})
+        sizes.append(len(batch))
+        progress(len(batch))
+    return sizes
+
+
+def _next_chunk(pairs: Iterator[Pair | None], most: int) -> list[Pair | tuple[None, None]]:
+    """Take up to `most` pairs, and not many more characters than `CHUNK_CHARACTERS`.
+
+    A pair above the limit of a line is null.
+    """
+    batch: list[Pair | tuple[None, None]] = []
+    characters = 0
+    for pair in pairs:
+        batch.append(pair or (None, None))
+        characters += len(pair[0]) + len(pair[1]) if pair else 0
+        if len(batch) >= most or characters >= CHUNK_CHARACTERS:
+            break
+    return batch
+
+
+def _survey(
+    work: Work, chunk: Chunk, settings: PrepareSettings, normalizations: Normalizations, progress: Progress
+) -> dict[str, Any]:
+    """Collect the facts about a chunk that must be known of all chunks before one can be encoded.
+
+    Args:
+        normalizations: rules of both sides. Target lines that NFKC changes are counted if it is part of their rule.
+    """
+    # A pair that was not read counts as empty here.
+    sources, targets = chunk.texts(work, np.arange(chunk.pairs))
+    empty = np.fromiter(
+        map(is_empty, sources, targets, itertools.repeat(normalizations)), dtype=bool, count=len(sources)
+    )
+    numbers = chunk.first + np.flatnonzero(~empty)
+    rule = normalizations[1]
+    cleaned = (clean(target, rule) for target in targets if folds(rule))
+    progress(chunk.pairs)
+    return {
+        "usable": len(numbers),
+        "candidates": first_by_hash(numbers, settings).tolist(),
+        "folded": Counter(filter(None, map(first_folded, cleaned))),
+        "traces": count_traces(sources, targets),
+    }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSource:
-    """Task that copies a source, or a part of one, into chunks. Its result is the number of pairs of each chunk."""
-
-    work: Work
-    source: PairSource
-    number: int
-    chunk_pairs: int
-
-    @property
-    def name(self) -> str:
-        return f"read-{self.number:05}"
-
-    def run(self, progress: Progress) -> list[int]:
-        sizes = self._kept()
-        progress(sum(sizes))
-        pairs = itertools.islice(self.source.pairs(), sum(sizes), None)
-        while batch := self._next_chunk(pairs):
-            texts = dict(zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True))
-            columns = {side: pa.array(column, pa.string()) for side, column in texts.items()}
-            shards.write_batch(self._chunk(len(sizes)), columns)
-            sizes.append(len(batch))
-            progress(len(batch))
-        return sizes
-
-    def _next_chunk(self, pairs: Iterator[Pair | None]) -> list[Pair | tuple[None, None]]:
-        """Take up to `chunk_pairs` pairs, and not many more characters than `CHUNK_CHARACTERS`.
-
-        A pair above the limit of a line is null.
-        """
-        batch: list[Pair | tuple[None, None]] = []
-        characters = 0
-        for pair in pairs:
-            batch.append(pair or (None, None))
-            characters += len(pair[0]) + len(pair[1]) if pair else 0
-            if len(batch) >= self.chunk_pairs or characters >= CHUNK_CHARACTERS:
-                break
-        return batch
-
-    def _kept(self) -> list[int]:
-        """Return the sizes of the chunks that an interrupted preparation has written."""
-        paths = itertools.takewhile(Path.exists, map(self._chunk, itertools.count()))
-        return [shards.read_batch(path).num_rows for path in paths]
-
-    def _chunk(self, chunk: int) -> Path:
-        return Chunk(name=chunk_name(self.number, chunk), first=0, pairs=0).text(self.work)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SurveyChunk:
-    """Task that collects the facts about a chunk that must be known of all chunks before one can be encoded."""
-
-    work: Work
-    chunk: Chunk
-    seed: int
-    valid_pairs: int
-    """Number of candidates for the validation text; 0 if validation text is given."""
-    normalizations: Normalizations
-    """Rules of both sides. Target lines that NFKC changes are counted if it is part of their rule."""
-
-    @property
-    def name(self) -> str:
-        return f"survey-{self.chunk.name}"
-
-    def run(self, progress: Progress) -> dict[str, Any]:
-        # A pair that was not read counts as empty here.
-        sources, targets = self.chunk.texts(self.work, np.arange(self.chunk.pairs))
-        empty = np.fromiter(
-            map(is_empty, sources, targets, itertools.repeat(self.normalizations)), dtype=bool, count=len(sources)
-        )
-        numbers = self.chunk.first + np.flatnonzero(~empty)
-        rule = self.normalizations[1]
-        cleaned = (clean(target, rule) for target in targets if folds(rule))
-        folded = Counter(filter(None, map(first_folded, cleaned)))
-        progress(self.chunk.pairs)
-        return {
-            "usable": len(numbers),
-            "candidates": first_by_hash(numbers, self.seed, self.valid_pairs).tolist(),
-            "folded": dict(folded),
-            "traces": count_traces(sources, targets),
-        }
-
-
-@dataclass(kw_only=True, slots=True)
 class Survey:
-    """Sum of the surveys of many chunks, in any order."""
+    """Facts about all chunks together."""
 
     usable: int
-    candidates: np.ndarray
+    """Number of pairs with text on both sides."""
+    candidates: list[int]
+    """Numbers of the first of these pairs in the order of the hold-out; none if validation text is given."""
     folded: Counter[str]
+    """Number of target lines that NFKC changes, by the first such character."""
     traces: Counter[str]
-
-    def add(
-        self, usable: int, candidates: Sequence[int] | np.ndarray, folded: dict[str, int], traces: dict[str, int]
-    ) -> None:
-        self.usable += usable
-        self.candidates = np.concatenate([self.candidates, np.array(candidates, dtype=np.int64)])
-        self.folded.update(folded)
-        self.traces.update(traces)
 
     def held_out(self) -> np.ndarray:
         """Return the numbers of the pairs to hold out, sorted.
 
         They are at most a tenth of the pairs, so that a small corpus keeps its training text.
         """
-        return np.sort(self.candidates[: max(1, self.usable // 10)] if self.usable > 1 else self.candidates[:0])
+        numbers = self.candidates[: max(1, self.usable // 10)] if self.usable > 1 else []
+        return np.sort(np.array(numbers, dtype=np.int64))
 
 
 def chunk_name(source: int, chunk: int) -> str:
@@ -198,63 +171,37 @@ def read_sources(runner: TaskRunner, settings: PrepareSettings, chunk_pairs: int
     """
     sources = settings.training_sources
     parts = split_sources(runner, sources)
-    sizes: dict[int, list[int]] = {}
-    left = Counter(number for number, _ in parts)
-    reported = 0
-
-    def collect(part: int, found: list[int]) -> None:
-        nonlocal reported
-        sizes[part] = found
-        left[parts[part][0]] -= 1
-        while reported < len(sources) and left[reported] == 0:
-            pairs = sum(sum(sizes[part]) for part, (number, _) in enumerate(parts) if number == reported)
-            report(f"read: {pairs:,} pairs from {sources[reported].name}")
-            reported += 1
-
-    tasks = [
-        ReadSource(work=runner.work, source=source, number=part, chunk_pairs=chunk_pairs)
+    tasks = {
+        f"read-{part:05}": functools.partial(_read_source, runner.work, source, part, chunk_pairs)
         for part, (_, source) in enumerate(parts)
-    ]
-    runner.run("read", tasks, collect)
-    for others in map(dict, runner.ranks.gather(list(sizes.items()))):
-        for part in others.keys() - sizes.keys():
-            collect(part, others[part])
-    pairs = [(chunk_name(number, chunk), size) for number in sorted(sizes) for chunk, size in enumerate(sizes[number])]
-    firsts = itertools.accumulate((size for _, size in pairs), initial=0)
-    return [Chunk(name=name, first=first, pairs=size) for (name, size), first in zip(pairs, firsts, strict=False)]
+    }
+    sizes: list[list[int]] = runner.results("read", tasks)
+    for number, source in enumerate(sources):
+        pairs = sum(sum(found) for found, (of, _) in zip(sizes, parts, strict=True) if of == number)
+        report(f"read: {pairs:,} pairs from {source.name}")
+    pieces = [(chunk_name(part, chunk), size) for part, found in enumerate(sizes) for chunk, size in enumerate(found)]
+    firsts = itertools.accumulate((size for _, size in pieces), initial=0)
+    return [Chunk(name=name, first=first, pairs=size) for (name, size), first in zip(pieces, firsts, strict=False)]
 
 
 def survey_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], normalizations: Normalizations
 ) -> Survey:
-    wanted = 0 if settings.validation_sources else settings.valid_pairs
-    survey = Survey(usable=0, candidates=np.zeros(0, dtype=np.int64), folded=Counter(), traces=Counter())
+    def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        candidates = np.array(one["candidates"] + other["candidates"], dtype=np.int64)
+        return {
+            "usable": one["usable"] + other["usable"],
+            "candidates": first_by_hash(candidates, settings).tolist(),
+            "folded": Counter(one["folded"]) + Counter(other["folded"]),
+            "traces": Counter(one["traces"]) + Counter(other["traces"]),
+        }
 
-    def add(found: dict[str, Any]) -> None:
-        survey.add(**found)
-        survey.candidates = first_by_hash(survey.candidates, settings.seed, wanted)
-
-    tasks = [
-        SurveyChunk(
-            work=runner.work,
-            chunk=chunk,
-            seed=settings.seed,
-            valid_pairs=wanted,
-            normalizations=normalizations,
-        )
+    tasks = {
+        f"survey-{chunk.name}": functools.partial(_survey, runner.work, chunk, settings, normalizations)
         for chunk in chunks
-    ]
-    runner.run("look", tasks, lambda _, found: add(found), sizes=[chunk.pairs for chunk in chunks])
-    mine = {
-        "usable": survey.usable,
-        "candidates": survey.candidates.tolist(),
-        "folded": dict(survey.folded),
-        "traces": dict(survey.traces),
     }
-    for rank, others in enumerate(runner.ranks.gather(mine)):
-        if rank != runner.ranks.rank:
-            add(others)
-    return survey
+    nothing: dict[str, Any] = {"usable": 0, "candidates": [], "folded": Counter[str](), "traces": Counter[str]()}
+    return Survey(**runner.merged("look", tasks, merge, nothing, sizes=[chunk.pairs for chunk in chunks]))
 
 
 def warn_of_folding(settings: PrepareSettings, survey: Survey, pairs: int, report: Report) -> None:
@@ -295,9 +242,10 @@ def pair_hash(numbers: np.ndarray, seed: int, purpose: int) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def first_by_hash(numbers: np.ndarray, seed: int, count: int) -> np.ndarray:
-    """Return the first `count` pairs in the order of the hold-out."""
-    return numbers[np.argsort(pair_hash(numbers, seed, HOLD_OUT))[:count]]
+def first_by_hash(numbers: np.ndarray, settings: PrepareSettings) -> np.ndarray:
+    """Return the candidates for the hold-out among pairs, in its order; none if validation text is given."""
+    wanted = 0 if settings.validation_sources else settings.valid_pairs
+    return numbers[np.argsort(pair_hash(numbers, settings.seed, HOLD_OUT))[:wanted]]
 
 
 def is_empty(source: str, target: str, normalizations: Normalizations) -> bool:

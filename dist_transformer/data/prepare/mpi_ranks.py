@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from dist_transformer.base.errors import TransientError, UserError
+from dist_transformer.base.errors import TransientError, UserError, WriteError
 from dist_transformer.runtime.launch import load_mpi
 from dist_transformer.runtime.world import find_world, gather_by_mpi
 
@@ -22,6 +22,10 @@ _SETTLE_SECONDS = 0.02
 _STOP_TAG = 1
 # The message that a rank has failed is its tag.
 _NOTHING = np.empty(0, dtype=np.uint8)
+# Errors that are sent to other ranks.
+_KINDS: dict[str, type[UserError | OSError]] = {
+    each.__name__: each for each in (WriteError, TransientError, UserError, OSError)
+}
 
 
 class StoppedError(Exception):
@@ -108,7 +112,8 @@ class MpiRanks:
         self._take_stops([rank for rank, found in enumerate(errors) if found is not None])
         first = next((found for found in errors if found is not None), None)
         if first is not None:
-            raise _error(*first)
+            kind, arguments = first
+            raise _KINDS[kind](*arguments)
         return cast(T, value)
 
     def lead(self, work: Callable[[], T]) -> T:
@@ -149,13 +154,7 @@ class MpiRanks:
 
 def _stated(error: UserError | OSError) -> tuple[str, tuple[Any, ...]]:
     """Return the kind of an error and what it is made from, to send it to other ranks."""
-    if isinstance(error, UserError):
-        return type(error).__name__, (str(error),)
-    if error.errno is None:
-        return OSError.__name__, (str(error),)
-    return OSError.__name__, (error.errno, error.strerror, None if error.filename is None else str(error.filename))
-
-
-def _error(kind: str, arguments: tuple[Any, ...]) -> UserError | OSError:
-    kinds: dict[str, type[UserError | OSError]] = {each.__name__: each for each in (UserError, TransientError, OSError)}
-    return kinds[kind](*arguments)
+    kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind))
+    if isinstance(error, OSError) and error.errno is not None:
+        return kind, (error.errno, error.strerror, error.filename and str(error.filename))
+    return kind, (str(error),)

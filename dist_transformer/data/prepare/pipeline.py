@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -28,12 +29,7 @@ from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import DataIndex, ShardInfo, SplitInfo, TextInfo
 from dist_transformer.data.folder.marks import LanguageMarks, find_marks
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.prepare.duplicates import count_repeats
-from dist_transformer.data.prepare.encode import (
-    LONG_LINE,
-    encode_chunks,
-    write_validation_keys,
-)
+from dist_transformer.data.prepare.encode import LONG_LINE, encode_chunks, write_validation_keys
 from dist_transformer.data.prepare.ingest import (
     Chunk,
     Report,
@@ -47,20 +43,15 @@ from dist_transformer.data.prepare.ingest import (
 )
 from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.prepare.shuffle import shard_path, write_shards
+from dist_transformer.data.prepare.shuffle import count_repeats, shard_path, write_shards
 from dist_transformer.data.prepare.tasks import TaskRunner
-from dist_transformer.data.prepare.vocabularies import (
-    check_tokenizers,
-    make_tokenizer,
-    normalizations,
-    tokenizer_path,
-)
+from dist_transformer.data.prepare.vocabularies import check_tokenizers, make_tokenizer, normalizations, tokenizer_path
 from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.prepare.work_dir import Work, fingerprint, work_folder
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.data.text.files import Pair
 from dist_transformer.data.text.lines import LONGEST_LINE
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.text.pairs import Pair
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.runtime.launch import as_typed, has_gpu, own_command
 
@@ -108,7 +99,13 @@ def prepare(
     started = time.monotonic()
     ranks = ranks or MpiRanks()
     show_progress &= ranks.is_main
-    say = _reporter(report if ranks.is_main else lambda _: None, show_progress)
+
+    def say(line: str) -> None:
+        if ranks.is_main:
+            # It hides the progress bars meanwhile.
+            with tqdm.external_write_mode():
+                report(line)
+
     with tempfile.TemporaryDirectory() as scratch:
         settings = ranks.together(lambda: settings.with_toy(Path(scratch)))
         name = ranks.lead(lambda: _checked(settings, say))
@@ -167,12 +164,22 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     overlap = found["in_validation"]
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(held_out) - dropped.total()
-    _require_pairs(kept, dropped, settings)
-    repeats = ranks.lead(lambda: count_repeats(work, chunks, kept))
+    if kept == 0:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        names = ", ".join(source.name for source in settings.training_sources)
+        raise UserError(
+            f"no training pair is left of {names} ({reasons} dropped): "
+            "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
+        )
+    counts = {
+        "pairs_read": pairs_read,
+        "dropped": dict(dropped),
+        "overlap": overlap,
+        "repeats": ranks.lead(lambda: count_repeats(work, chunks, kept)),
+        "several_sentences": several,
+    }
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
-    ranks.lead(
-        lambda: _finish(work, settings, infos, validation, pairs_read, dropped, overlap, repeats, several, report)
-    )
+    ranks.lead(lambda: _finish(work, settings, infos, validation, counts, report))
 
 
 def _validation(
@@ -214,29 +221,19 @@ def _given_validation(settings: PrepareSettings, report: Report) -> _Validation:
     return _Validation(pairs=pairs, empty=len(given) - len(pairs), long_lines=long_lines)
 
 
-def _require_pairs(kept: int, dropped: Counter[str], settings: PrepareSettings) -> None:
-    if kept == 0:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-        names = ", ".join(source.name for source in settings.training_sources)
-        raise UserError(
-            f"no training pair is left of {names} ({reasons} dropped): "
-            "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
-        )
-
-
 def _finish(
     work: Work,
     settings: PrepareSettings,
     infos: Sequence[Sequence[ShardInfo]],
     validation: _Validation,
-    pairs_read: int,
-    dropped: Counter[str],
-    overlap: int,
-    repeats: int,
-    several: int,
+    counts: dict[str, Any],
     report: Report,
 ) -> None:
-    """Complete the data folder. An interrupted preparation may have written some of its files."""
+    """Complete the data folder. An interrupted preparation may have written some of its files.
+
+    Args:
+        counts: fields of the index that count training pairs.
+    """
     tokenizer = load_vocabulary(tokenizer_path(work))
     train = shards.write_split(work.data, _move_shards(work, infos, settings), segmentations=settings.segmentations)
     valid, valid_text, too_long = _write_validation(validation.pairs, work.data, tokenizer, settings)
@@ -263,11 +260,7 @@ def _finish(
         max_tokens=settings.max_tokens,
         max_length_ratio=float(settings.max_length_ratio),
         pairs_per_shard=settings.pairs_per_shard,
-        pairs_read=pairs_read,
-        dropped=dict(dropped),
-        overlap=overlap,
-        repeats=repeats,
-        several_sentences=several,
+        **counts,
         valid_held_out=not settings.validation_sources,
         valid_dropped={
             "empty": validation.empty,
@@ -280,7 +273,7 @@ def _finish(
         marks=marks,
     )
     shards.write_index(work.data, index)
-    work.complete()
+    move(work.data, work.whole)
 
 
 def _marks(shard: Path, vocabulary: Vocabulary) -> LanguageMarks:
@@ -338,11 +331,6 @@ def _write_validation(
     hashes = []
     for name, column in zip((shards.VALID_SOURCE_FILE, shards.VALID_TARGET_FILE), columns, strict=True):
         content = "".join(f"{text}\n" for text in column).encode("utf-8")
-        if len(content) > shards.VALID_BYTES:
-            raise UserError(
-                f"a side of the validation text has {len(content):,} bytes, and at most {shards.VALID_BYTES:,} are "
-                "read: use fewer lines, a few thousand are usual"
-            )
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     text, target = (words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))
@@ -362,18 +350,6 @@ def _write_validation(
     split = shards.write_split(valid, written)
     info = TextInfo(pairs=len(pairs), source_sha256=hashes[0], target_sha256=hashes[1])
     return split, info, len(pairs) - len(fitting)
-
-
-def _reporter(report: Report, bars: bool) -> Report:
-    """Return `report`; if there are progress bars, it hides them while it writes a line."""
-    if not bars:
-        return report
-
-    def say(line: str) -> None:
-        with tqdm.external_write_mode():
-            report(line)
-
-    return say
 
 
 def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, report: Report) -> None:

@@ -7,19 +7,17 @@ from typing import Annotated, Any, Literal
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
-from dist_transformer.config.schema import FLAT, setting
+from dist_transformer.config.schema import FLAT, require, setting
 from dist_transformer.config.stated import FlagRules
 from dist_transformer.data.folder.format import TOKENIZER_FILE
-from dist_transformer.data.text.files import JsonlFile, PairSource, TsvFile, expand, line_files
-from dist_transformer.data.text.hub import HubDataset
-from dist_transformer.data.text.tables import ParquetFile
+from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, expand, line_files
+from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
-from dist_transformer.data.vocabulary.learning import LearnedKind, Learning
+from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _STRENGTH = 0.1
-_SIDES = (("source", "--src-", (0,)), ("target", "--tgt-", (1,)))
 PREPARE_RULES = FlagRules(
     needs={
         "--tsv-columns": "--tsv",
@@ -39,7 +37,7 @@ PREPARE_RULES = FlagRules(
 _FILES = ("src", "tgt", "tsv", "jsonl", "parquet", "valid_src", "valid_tgt")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class VocabularyChoice:
     """A vocabulary of a preparation: one that exists, or one that is learned."""
 
@@ -101,10 +99,9 @@ class TextSettings:
                 raise UserError(f"{name} needs the names of its two text fields: pass --src-field and --tgt-field")
         if self.dataset is not None:
             require_usable(self.dataset)
-        if len(self.tsv_columns) != 2:
-            raise UserError(f"tsv_columns is {self.tsv_columns}: it must be the numbers of two columns")
-        if self.toy is not None and not 1 <= self.toy <= MOST_TOY_PAIRS:
-            raise UserError(f"toy is {self.toy}: ask for 1 to {MOST_TOY_PAIRS:,} pairs")
+        require(len(self.tsv_columns) == 2, "tsv_columns", self.tsv_columns, "it must be the numbers of two columns")
+        allowed = self.toy is None or 1 <= self.toy <= MOST_TOY_PAIRS
+        require(allowed, "toy", self.toy, f"ask for 1 to {MOST_TOY_PAIRS:,} pairs")
 
     def sources(self, languages: tuple[str | None, str | None], toy: Path) -> tuple[list[PairSource], list[PairSource]]:
         """Return the sources of the training text and of the validation text.
@@ -123,25 +120,25 @@ class TextSettings:
         ]
         valid: list[PairSource] = [*line_files(self.valid_src, self.valid_tgt)]
         for sources, split in ((train, self.dataset_split), (valid, self.dataset_valid_split)):
-            if self.dataset is not None and split is not None:
-                sources.append(self._hub(split, *languages))
+            if self.dataset is None or split is None:
+                continue
+            source_language, target_language = languages
+            if not (source_language and target_language):
+                raise UserError("dataset needs its two languages: pass --src-lang and --tgt-lang")
+            hub = HubDataset(
+                dataset=self.dataset,
+                source_language=source_language,
+                target_language=target_language,
+                config=self.dataset_config,
+                revision=self.dataset_revision,
+                split=split,
+                streaming=self.streaming,
+            )
+            sources.append(hub)
         if self.toy is not None:
             train += line_files([toy / "train.en"], [toy / "train.de"])
             valid += line_files([toy / "valid.en"], [toy / "valid.de"])
         return train, valid
-
-    def _hub(self, split: str, source_language: str | None, target_language: str | None) -> HubDataset:
-        if self.dataset is None or not (source_language and target_language):
-            raise UserError("dataset needs its two languages: pass --src-lang and --tgt-lang")
-        return HubDataset(
-            dataset=self.dataset,
-            source_language=source_language,
-            target_language=target_language,
-            config=self.dataset_config,
-            revision=self.dataset_revision,
-            split=split,
-            streaming=self.streaming,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,26 +237,23 @@ class PrepareSettings:
                 f"{useless} is for a new vocabulary, but {self.vocabularies[0].flags}tokenizer names an existing one: "
                 "leave one of them out"
             )
-        self._check_segmentations()
+        for name in ("segmentation_dropout", "segmentation_alpha"):
+            value = getattr(self, name)
+            require(value is None or 0 < value <= 1, name, value, "it must be above 0 and at most 1; 0.1 is usual")
+        alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
+        if self.segmentations == 1 and alone:
+            raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
         positive = ("pairs_per_shard", "valid_pairs", "vocab_sample_pairs", "workers", "segmentations")
         for name, least in {"max_tokens": 2, **dict.fromkeys(positive, 1), "seed": 0}.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise UserError(f"{name} is {value}: it must be at least {least}")
-        if not 1 <= self.max_length_ratio < math.inf:
-            raise UserError(f"max_length_ratio is {self.max_length_ratio}: it must be at least 1")
+            value = getattr(self, name)
+            require(value is None or value >= least, name, value, f"it must be at least {least}")
+        ratio = self.max_length_ratio
+        require(1 <= ratio < math.inf, "max_length_ratio", ratio, "it must be at least 1")
         if self.pairs_per_shard * self.max_tokens >= 2**31:
             raise UserError(
                 f"pairs_per_shard {self.pairs_per_shard} × max_tokens {self.max_tokens} exceeds what one Arrow batch "
                 "holds (2^31 tokens): lower one of them"
             )
-
-    def _check_segmentations(self) -> None:
-        for name in ("segmentation_dropout", "segmentation_alpha"):
-            if (value := getattr(self, name)) is not None and not 0 < value <= 1:
-                raise UserError(f"{name} is {value}: it must be above 0 and at most 1; 0.1 is usual")
-        alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
-        if self.segmentations == 1 and alone:
-            raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
 
     def _changed(self, *names: str) -> str | None:
         """Return the first of these settings whose value is not the default."""
@@ -322,16 +316,11 @@ class PrepareSettings:
         Raises:
             UserError: a side has none, or both kinds are asked for.
         """
-        own = [
-            VocabularyChoice(
-                sides=sides,
-                flags=flags,
-                tokenizer=getattr(self, f"{name}_tokenizer"),
-                vocab_size=getattr(self, f"{name}_vocab_size"),
-            )
-            for name, flags, sides in _SIDES
-        ]
-        joint = VocabularyChoice(sides=(0, 1), flags="--", tokenizer=self.tokenizer, vocab_size=self.vocab_size)
+        joint = VocabularyChoice((0, 1), "--", self.tokenizer, self.vocab_size)
+        own = (
+            VocabularyChoice((0,), "--src-", self.source_tokenizer, self.source_vocab_size),
+            VocabularyChoice((1,), "--tgt-", self.target_tokenizer, self.target_vocab_size),
+        )
         chosen = [one for one in (joint, *own) if one.tokenizer is not None or one.vocab_size is not None]
         if not chosen:
             raise UserError(
@@ -350,7 +339,7 @@ class PrepareSettings:
                 f"{chosen[0].flags}vocab-size and {chosen[0].flags}tokenizer are for one language, and the other has "
                 f"no vocabulary: set {missing[0]}vocab-size or {missing[0]}tokenizer, too"
             )
-        return tuple(own)
+        return own
 
     @property
     def _learns_tags(self) -> bool:

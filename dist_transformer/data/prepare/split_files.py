@@ -5,6 +5,7 @@ number of lines. Compressed files and Parquet are read by one process each.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,38 +17,13 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.worker_pool import Progress
 from dist_transformer.data.text.compressed import is_compressed
-from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, TsvFile, unequal_lines
 from dist_transformer.data.text.lines import Span
+from dist_transformer.data.text.pairs import JsonlFile, LineFiles, PairSource, TsvFile, unequal_lines
 
 # Bytes of a part, which a process reads in seconds.
 PART_BYTES = 2**27
 # Bytes of a block, of which a part skips at most one.
 BLOCK_BYTES = 2**22
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountLineEnds:
-    """Task that counts the line ends of each block between two bytes of a file."""
-
-    path: Path
-    start: int
-    stop: int
-    block_bytes: int
-    name: str
-
-    def run(self, progress: Progress) -> list[int]:
-        counts = []
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.start)
-                for place in range(self.start, self.stop, self.block_bytes):
-                    block = file.read(min(self.block_bytes, self.stop - place))
-                    counts.append(block.count(b"\n"))
-                    progress(len(block))
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"{self.path} cannot be read ({reason}): check the file and its rights") from None
-        return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,25 +85,36 @@ def _count(
     """Count the lines of each file of the sources to be cut: {(source, side): lines}."""
     # A task ends where a block ends.
     step = max(1, PART_BYTES // BLOCK_BYTES) * BLOCK_BYTES
-    tasks, keys = [], []
+    tasks, keys, work_sizes = {}, [], []
     for number, found in sizes.items():
         for side, (path, size) in enumerate(zip(sources[number].files(), found, strict=True)):
             for start in range(0, size, step):
-                name = f"count-{number:05}-{side}-{start // step:05}"
-                stop = min(start + step, size)
-                tasks.append(CountLineEnds(path=path, start=start, stop=stop, block_bytes=BLOCK_BYTES, name=name))
+                span = range(start, min(start + step, size), BLOCK_BYTES)
+                tasks[f"count-{number:05}-{side}-{start // step:05}"] = functools.partial(_count_line_ends, path, span)
                 keys.append((number, side))
-    counts: dict[int, list[int]] = {}
-    work_sizes = [task.stop - task.start for task in tasks]
-    runner.run("count", tasks, counts.__setitem__, unit="byte", sizes=work_sizes)
-    for others in runner.ranks.gather(list(counts.items())):
-        counts.update(others)
+                work_sizes.append(span.stop - start)
     blocks: dict[tuple[int, int], list[int]] = {
         (number, side): [] for number, found in sizes.items() for side in range(len(found))
     }
-    for index, key in enumerate(keys):
-        blocks[key] += counts[index]
+    for key, counts in zip(keys, runner.results("count", tasks, unit="byte", sizes=work_sizes), strict=True):
+        blocks[key] += counts
     return {(number, side): _lines(sources[number].files()[side], found) for (number, side), found in blocks.items()}
+
+
+def _count_line_ends(path: Path, span: range, progress: Progress) -> list[int]:
+    """Count the line ends of each block between two bytes of a file."""
+    counts = []
+    try:
+        with path.open("rb") as file:
+            file.seek(span.start)
+            for place in span:
+                block = file.read(min(span.step, span.stop - place))
+                counts.append(block.count(b"\n"))
+                progress(len(block))
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"{path} cannot be read ({reason}): check the file and its rights") from None
+    return counts
 
 
 def _lines(path: Path, counts: list[int]) -> _Lines:

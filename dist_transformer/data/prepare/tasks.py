@@ -4,9 +4,10 @@ A task that an interrupted preparation has finished is not repeated, because its
 assigned to ranks in turn, and each process of a rank takes the next one when it is free.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -14,24 +15,13 @@ from dist_transformer.data.prepare.mpi_ranks import MpiRanks
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress, Task, WorkerPool
 
-
-class NamedTask(Task, Protocol):
-    @property
-    def name(self) -> str:
-        """Unique name of the task's result in the work folder."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
-    """Task whose result, which must be plain JSON, is written to the work folder."""
-
-    work: Work
-    task: NamedTask
-
-    def run(self, progress: Progress) -> Any:
-        result = self.task.run(progress)
-        self.work.keep_result(self.task.name, result)
-        return result
+def _run_and_keep(work: Work, name: str, task: Task, progress: Progress) -> Any:
+    result = task(progress)
+    work.keep_result(name, result)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,48 +32,77 @@ class TaskRunner:
     show: bool
     """Whether to show a progress bar on standard error."""
 
-    def run(
-        self,
-        label: str,
-        tasks: Iterable[NamedTask],
-        collect: Callable[[int, Any], None],
-        *,
-        unit: str = "pair",
-        sizes: Sequence[int] | None = None,
-    ) -> None:
-        """Do this rank's share of the tasks.
+    def results(
+        self, label: str, tasks: Mapping[str, Task], *, unit: str = "pair", sizes: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Do all tasks; return their results in order.
 
         Collective: every rank must call it.
 
         Args:
-            collect: called with (index, result) of each task of this rank, in any order.
+            tasks: by the names under which their results, plain JSON, are kept in the work folder.
             unit: unit of the progress that tasks report.
             sizes: number of these units per task, if known.
         """
-        mine = [(index, task) for index, task in enumerate(tasks) if index % self.ranks.size == self.ranks.rank]
+        found: dict[int, Any] = {}
+        self._share(label, tasks, found.__setitem__, unit, sizes)
+        for others in self.ranks.gather(list(found.items())):
+            found.update(others)
+        return [found[index] for index in range(len(tasks))]
+
+    def merged(
+        self, label: str, tasks: Mapping[str, Task], merge: Callable[[T, T], T], nothing: T, *, sizes: Sequence[int]
+    ) -> T:
+        """Do all tasks; return what their results are together. Memory does not grow with their number.
+
+        Collective: every rank must call it.
+
+        Args:
+            merge: joins two results, in any order.
+            nothing: result of no task.
+            sizes: pairs of each task.
+        """
+        total = nothing
+
+        def collect(_: int, result: Any) -> None:
+            nonlocal total
+            total = merge(total, result)
+
+        self._share(label, tasks, collect, "pair", sizes)
+        return functools.reduce(merge, self.ranks.gather(total), nothing)
+
+    def _share(
+        self,
+        label: str,
+        tasks: Mapping[str, Task],
+        collect: Callable[[int, Any], None],
+        unit: str,
+        sizes: Sequence[int] | None,
+    ) -> None:
+        """Do this rank's share of the tasks; `collect` is called with (index, result) of each, in any order."""
+        mine = [(index, task) for index, task in enumerate(tasks.items()) if index % self.ranks.size == self.ranks.rank]
         self.ranks.together(lambda: self._run(label, mine, collect, unit, sizes))
 
     def _run(
         self,
         label: str,
-        mine: list[tuple[int, NamedTask]],
+        mine: list[tuple[int, tuple[str, Task]]],
         collect: Callable[[int, Any], None],
         unit: str,
         sizes: Sequence[int] | None,
     ) -> None:
         left = []
-        for index, task in mine:
-            result = self.work.result(task.name)
+        for index, (name, task) in mine:
+            result = self.work.result(name)
             if result is None:
-                left.append((index, _Kept(work=self.work, task=task)))
+                left.append((index, functools.partial(_run_and_keep, self.work, name, task)))
             else:
                 collect(index, result)
-        total = sum(sizes[index] for index, _ in mine) if sizes is not None else None
-        done = total - sum(sizes[index] for index, _ in left) if sizes is not None and total is not None else 0
+        total, todo = (sum(sizes[index] for index, _ in some) if sizes else 0 for some in (mine, left))
         with tqdm(
             desc=label,
-            total=total,
-            initial=done,
+            total=total if sizes else None,
+            initial=total - todo,
             unit=f" {unit}s",
             unit_scale=True,
             dynamic_ncols=True,

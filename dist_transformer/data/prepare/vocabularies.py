@@ -10,10 +10,9 @@ from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.prepare.ingest import VOCABULARY, Chunk, Normalizations, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings, VocabularyChoice
 from dist_transformer.data.prepare.work_dir import Work
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.pair import wrap_pair
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary, show_sizes
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary, show_sizes
 
 
 def tokenizer_path(work: Work) -> Path:
@@ -27,42 +26,29 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
         UserError: one cannot be read, or does not do what the settings ask of it.
     """
     for choice in settings.vocabularies:
-        if choice.tokenizer is not None:
-            load_vocabulary(choice.tokenizer, is_foreign=True)
-        tokenizers = _given(choice)
-        for side, tokenizer in tokenizers.items():
-            _check(settings, choice, tokenizer)
+        if choice.tokenizer is None:
+            continue
+        vocabulary = load_vocabulary(choice.tokenizer, is_foreign=True)
+        tokenizers = [(side, (vocabulary.source, vocabulary.target)[side]) for side in choice.sides]
+        for side, tokenizer in tokenizers:
+            path, flag = choice.tokenizer, f"{choice.flags}tokenizer"
+            if settings.lowercase and not tokenizer.lowercase:
+                raise UserError(f"{path} keeps case, which excludes lowercase: leave out --lowercase or {flag}")
+            if settings.normalization not in (None, tokenizer.normalization):
+                raise UserError(
+                    f"{path} has the normalization {tokenizer.normalization or 'of its own table'}, which excludes "
+                    f"{settings.normalization}: leave out --normalization or {flag}"
+                )
             if side in settings.sampled_sides:
                 settings.strength(tokenizer)
             if side == 0:
                 tokenizer.tag_ids(settings.source_tags)
-        if choice.tokenizer is not None:
-            first, is_joint = next(iter(tokenizers.values())), len(tokenizers) > 1
-            sizes = load_vocabulary(choice.tokenizer).sizes if is_joint else (first.vocab_size, 0)
-            wants_another_size = choice.vocab_size not in (None, first.vocab_size)
-            report(
-                f"{_name(settings, choice)}: {show_sizes(sizes)} entries from {choice.tokenizer}, {first.text_rule}"
-                + f", {choice.flags}vocab-size has no effect" * wants_another_size
-            )
-
-
-def _given(choice: VocabularyChoice) -> dict[int, Tokenizer]:
-    """Read a vocabulary that exists; return its tokenizers by their sides, none for one that is learned."""
-    if choice.tokenizer is None:
-        return {}
-    vocabulary = load_vocabulary(choice.tokenizer)
-    sides = (vocabulary.source, vocabulary.target)
-    return {side: sides[side] for side in choice.sides}
-
-
-def _check(settings: PrepareSettings, choice: VocabularyChoice, tokenizer: Tokenizer) -> None:
-    path, flag = choice.tokenizer, f"{choice.flags}tokenizer"
-    if settings.lowercase and not tokenizer.lowercase:
-        raise UserError(f"{path} keeps case, which excludes lowercase: leave out --lowercase or {flag}")
-    if settings.normalization not in (None, tokenizer.normalization):
-        raise UserError(
-            f"{path} has the normalization {tokenizer.normalization or 'of its own table'}, which excludes "
-            f"{settings.normalization}: leave out --normalization or {flag}"
+        first = tokenizers[0][1]
+        sizes = vocabulary.sizes if len(tokenizers) > 1 else (first.vocab_size, 0)
+        wants_another_size = choice.vocab_size not in (None, first.vocab_size)
+        report(
+            f"{_name(settings, choice)}: {show_sizes(sizes)} entries from {choice.tokenizer}, {first.text_rule}"
+            + f", {choice.flags}vocab-size has no effect" * wants_another_size
         )
 
 
@@ -73,22 +59,23 @@ def _name(settings: PrepareSettings, choice: VocabularyChoice) -> str:
 
 
 def strengths_of(settings: PrepareSettings, vocabulary: Vocabulary) -> tuple[float | None, ...]:
-    """Return the strength of each side's sampling, None for a side that is not sampled; empty if none is.
+    """Return the strength of each side's sampling, None for a side that is not sampled.
 
     Raises:
         UserError: a side's kind of vocabulary is not sampled by these settings.
     """
-    sides = (vocabulary.source, vocabulary.target)
-    sampled = settings.sampled_sides
-    return tuple(settings.strength(side) if i in sampled else None for i, side in enumerate(sides)) if sampled else ()
+    sides = enumerate((vocabulary.source, vocabulary.target))
+    return tuple(settings.strength(side) if i in settings.sampled_sides else None for i, side in sides)
 
 
 def normalizations(settings: PrepareSettings) -> Normalizations:
     """Return the rules for text of sources and targets, which are known before the vocabularies are learned."""
     rules: list[Normalization | None] = [settings.normalization or DEFAULT_NORMALIZATION] * 2
     for choice in settings.vocabularies:
-        for side, tokenizer in _given(choice).items():
-            rules[side] = tokenizer.normalization
+        if choice.tokenizer is not None:
+            vocabulary = load_vocabulary(choice.tokenizer)
+            for side in choice.sides:
+                rules[side] = (vocabulary.source, vocabulary.target)[side].normalization
     return rules[0], rules[1]
 
 

@@ -107,8 +107,13 @@ class WordIds:
         self._lengths, self._uses = self._lengths[kept], self._uses[kept] // 2
 
 
+def id_type(tokenizer: Tokenizer) -> Any:
+    """Return the dtype of the ids of a side."""
+    return np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+
+
 @functools.lru_cache(maxsize=2)
 def words_of(vocabulary: Vocabulary, side: int) -> WordIds:
     """Return the dictionary of the sources (0) or the targets (1), which a process keeps between chunks."""
     tokenizer = (vocabulary.source, vocabulary.target)[side]
-    return WordIds(tokenizer, np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    return WordIds(tokenizer, id_type(tokenizer))

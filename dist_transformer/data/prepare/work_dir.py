@@ -38,11 +38,11 @@ from dist_transformer.base.files import (
 )
 from dist_transformer.base.locks import exclusive
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import PairSource
+from dist_transformer.data.text.pairs import PairSource
 from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.
-_LAYOUT = 5
+_LAYOUT = 6
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _TOKENIZERS = {"tokenizer", "source_tokenizer", "target_tokenizer"}
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "text", "sources", "validation", *_TOKENIZERS}
@@ -73,18 +73,11 @@ class Work:
         """Record the result of a finished task; its files must be on disk already."""
         write_file(self.folder / "results" / f"{name}.json", json.dumps(value))
 
-    def complete(self) -> None:
-        """Mark `data` as complete by renaming it."""
-        move(self.data, self.whole)
-
 
 def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
     """Hash everything that determines the result: settings, versions, and name, size and time of each input file.
 
     The hub is not asked, so a dataset that changes there between two runs is not detected.
-
-    Raises:
-        UserError: a file is missing or unreadable.
     """
     made = settings.keep_text
 
@@ -92,14 +85,7 @@ def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
         if made is not None and path.is_relative_to(made):
             # Generated text has another path and time in each run, so its content counts.
             return [path.name, sha256_of(path)]
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise UserError(f"{path} does not exist: check the name") from None
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be read ({error.strerror or error}): check the file and its rights"
-            ) from None
+        status = path.stat()
         return [os.path.abspath(path), status.st_size, status.st_mtime_ns]
 
     def described(source: PairSource) -> list[Any]:

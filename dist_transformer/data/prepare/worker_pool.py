@@ -1,7 +1,6 @@
 """Pool of worker processes on this machine that run tasks in parallel.
 
-A task is a value with a method `run`: it is sent to a process, and its result comes back. A process whose parent dies
-ends itself.
+A task is sent to a process, and its result comes back. A process whose parent dies ends itself.
 """
 
 import contextlib
@@ -18,23 +17,20 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from dist_transformer.base.errors import TransientError
 
 Progress = Callable[[int], None]
 """Function to call with the number of pairs done since the last call."""
+Task = Callable[[Progress], Any]
+"""Work that is sent to a process. Written files must be complete or absent: the process may be killed at any moment."""
 
 # Interval of checks for errors of other ranks.
 _POLL_SECONDS = 0.5
 # A batch system ends every process of a job. This process gets time to handle its own signal before it reports that a
 # worker was killed.
 _TERMINATED_SECONDS = 0.3
-
-
-class Task(Protocol):
-    def run(self, progress: Progress) -> Any:
-        """Do the task. Written files must be complete or absent, because the process may be killed at any moment."""
 
 
 class WorkerPool:
@@ -72,7 +68,7 @@ class WorkerPool:
         if self.size == 1 or len(tasks) <= 1:
             for index, task in enumerate(tasks):
                 poll()
-                yield index, task.run(progress)
+                yield index, task(progress)
             return
         try:
             yield from self._run(tasks, progress, poll)
@@ -140,7 +136,7 @@ def _start(progress: "SimpleQueue[int]") -> None:
 
 
 def _work(task: Task) -> Any:
-    return task.run(_progress[0].put)
+    return task(_progress[0].put)
 
 
 def _end_with_parent() -> None:

@@ -8,6 +8,7 @@ in a file that has no "\\n": there it is the end of lines of the old Mac, and th
 import functools
 import io
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import BinaryIO
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.compressed import DAMAGED, is_compressed, open_content
-from dist_transformer.data.text.foreign import FIRST_BYTES, Foreign, recognise
 
 LONGEST_LINE = 2**20
 """Bytes of the longest line that is read. A compressed file of 458 KB can contain a line of 3 GB."""
@@ -23,6 +23,53 @@ LONGEST_LINE = 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Bytes after which a line is too long in any case, with a byte order mark before it and a line end behind it.
 _BOUND = LONGEST_LINE + 8
+# Bytes that are enough to recognise a file.
+_FIRST_BYTES = 2**12
+# Shares of zeros on the two sides of the bytes of UTF-16.
+_LEAST_ZEROS = 0.3
+_MOST_ZEROS = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """A kind of content that is not lines of UTF-8 text."""
+
+    name: str
+    suffix: str = ""
+    """Suffix under which such files are read; empty: they are not read."""
+    remedy: str = "unpack it first"
+
+
+def _utf(form: str) -> _Foreign:
+    return _Foreign(f"text in {form}", remedy=f"convert it with iconv -f {form} -t UTF-8")
+
+
+# The first bytes of each kind. None of them begins a text, except for PDF, whose version makes it clear. Text may begin
+# with a tag, but not with those around a whole document.
+_KINDS: tuple[tuple[bytes, _Foreign], ...] = (
+    (rb"\x1f\x8b", _Foreign("a gzip file", ".gz")),
+    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", _Foreign("a bzip2 file", ".bz2")),
+    (rb"\xfd7zXZ\x00", _Foreign("an xz file", ".xz")),
+    (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _Foreign("a Zstandard file", ".zst")),
+    (rb"PK(\x03\x04|\x05\x06|\x07\x08)", _Foreign("a zip archive or a document in one, such as .docx")),
+    (rb"7z\xbc\xaf\x27\x1c", _Foreign("a 7z archive")),
+    (rb"Rar!\x1a\x07", _Foreign("a rar archive")),
+    (rb"\x04\x22\x4d\x18", _Foreign("an lz4 file")),
+    (rb"\x1f[\x9d\xa0]", _Foreign("a file of compress (.Z)")),
+    (rb"(?s:.{257})ustar(\x00|  \x00)", _Foreign("a tar archive")),
+    (rb"%PDF-\d\.\d", _Foreign("a PDF document", remedy="extract its text, for instance with pdftotext")),
+    (rb"PAR1\x15", _Foreign("a Parquet file", remedy="pass it to prepare with --parquet")),
+    (
+        rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml\s|!doctype\s|(tmx|xliff|html|mteval|srcset|refset|tstset)[\s>])",
+        _Foreign(
+            "a document in XML, SGML or HTML, such as TMX",
+            remedy="take its sentences out first, one per line, into a file for each language",
+        ),
+    ),
+    # UTF-32 comes first, because its mark begins with that of UTF-16.
+    (rb"\xff\xfe\x00\x00|\x00\x00\xfe\xff", _utf("UTF-32")),
+    (rb"\xff\xfe|\xfe\xff", _utf("UTF-16")),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +142,7 @@ def read_stream(file: BinaryIO, name: str) -> Iterator[str]:
     """
     try:
         assert isinstance(file, io.BufferedReader)
-        if (found := recognise(file.peek(FIRST_BYTES)[:FIRST_BYTES])) is not None:
+        if (found := _recognise(file.peek(_FIRST_BYTES)[:_FIRST_BYTES])) is not None:
             raise UserError(f"{name} is {found.name}, not plain text in UTF-8: {found.remedy}")
         yield from decode_lines(_lines_of(file, name), name)
     except OSError as error:
@@ -119,7 +166,7 @@ def too_long(name: str, number: int) -> UserError:
 
 
 def _refuse_foreign(file: io.BufferedReader, path: Path) -> None:
-    found = recognise(file.peek(FIRST_BYTES)[:FIRST_BYTES])
+    found = _recognise(file.peek(_FIRST_BYTES)[:_FIRST_BYTES])
     if found is None:
         return
     if is_compressed(path):
@@ -127,7 +174,7 @@ def _refuse_foreign(file: io.BufferedReader, path: Path) -> None:
     raise UserError(f"{path} is {found.name}, not plain text in UTF-8: {_renamed(found)}")
 
 
-def _renamed(found: Foreign) -> str:
+def _renamed(found: _Foreign) -> str:
     return f"rename it so that its name ends in {found.suffix}" if found.suffix else found.remedy
 
 
@@ -139,7 +186,7 @@ def _unreadable(path: Path, error: Exception, lines: int) -> UserError:
         return UserError(f"{path} cannot be read ({reason}): check the file and its rights")
     if lines == 0:
         with path.open("rb") as file:
-            found = recognise(file.read(FIRST_BYTES))
+            found = _recognise(file.read(_FIRST_BYTES))
         if found is not None and found.suffix != path.suffix:
             return UserError(f"{path} is {found.name}, not a {path.suffix} file: {_renamed(found)}")
     return UserError(
@@ -191,3 +238,20 @@ def _decoded(stream: Iterable[bytes], name: str, *, before: int = 0) -> Iterator
                 f"{error.start}): convert it from its encoding; for languages of Western Europe this is mostly "
                 "iconv -f CP1252 -t UTF-8"
             ) from None
+
+
+def _recognise(start: bytes) -> _Foreign | None:
+    """Recognise the kind of a file by its first bytes; None if it may be UTF-8 text."""
+    for pattern, kind in _KINDS:
+        if re.match(pattern, start):
+            return kind
+    # UTF-16 without a byte order mark has the zeros of its ASCII characters on one side of each pair.
+    start = start[: len(start) // 2 * 2]
+    if len(start) < 4:
+        return None
+    first, second = (start[side::2].count(0) / (len(start) // 2) for side in (0, 1))
+    if second >= _LEAST_ZEROS and first <= _MOST_ZEROS:
+        return _utf("UTF-16LE")
+    if first >= _LEAST_ZEROS and second <= _MOST_ZEROS:
+        return _utf("UTF-16BE")
+    return None

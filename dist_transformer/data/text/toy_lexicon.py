@@ -7,49 +7,22 @@ letter and sound differ (honest, useful).
 In the tables, `-` is an empty field, and kinds are letters: p person, a animal, f food, w writing, t thing.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 Pair = tuple[str, str]
 """English and German."""
 KINDS = "pafwt"
 
 
-class Determiner(NamedTuple):
-    english: str
-    english_plural: str
-    german_stem: str
-
-
-class Noun(NamedTuple):
-    kind: str
-    english: str
-    english_plural: str
-    article: str
-    german: str
-    german_plural: str
-
-
-class Adjective(NamedTuple):
-    kinds: str
-    english: str
-    german: str
-    german_stem: str
-
-
-class Verb(NamedTuple):
-    """Infinitive, third person, and past or participle in each language; `|` ends a separable prefix."""
-
-    english: str
-    english_third: str
-    english_past: str
-    german: str
-    german_third: str
-    german_participle: str
-    german_auxiliary: str
-    subject_kinds: str
-    dative_kinds: str
-    accusative_kinds: str
-    complement: str
+Determiner = namedtuple("Determiner", "english english_plural german_stem")
+Noun = namedtuple("Noun", "kind english english_plural article german german_plural")
+Adjective = namedtuple("Adjective", "kinds english german german_stem")
+Verb = namedtuple(
+    "Verb",
+    "english english_third english_past german german_third german_participle german_auxiliary subject_kinds "
+    "dative_kinds accusative_kinds complement",
+)
+"""Infinitive, third person, and past or participle in each language; `|` ends a separable prefix."""
 
 
 def _rows(table: str) -> list[list[str]]:

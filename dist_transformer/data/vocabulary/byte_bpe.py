@@ -15,8 +15,6 @@ from typing import Any, get_args
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.config.directions import check_tags
 from dist_transformer.data.vocabulary.normalization import (
     DEFAULT_NORMALIZATION,
     Normalization,
@@ -153,7 +151,7 @@ def parse_byte_bpe(file: bytes) -> ByteBpe:
         backend = Backend.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"is not a tokenizer file ({error})") from None
-    tags = _tags_of(backend)
+    tags = tuple(entry["content"] for entry in json.loads(backend.to_str())["added_tokens"])[len(SPECIALS) :]
     settings = _settings_of(backend, tags)
     pieces = backend.get_vocab(with_added_tokens=False).keys()
     if settings is None or not pieces >= {*SPECIALS, *tags, *pre_tokenizers.ByteLevel.alphabet()}:
@@ -202,21 +200,6 @@ def _pipeline(
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([*SPECIALS, *tags])
     return backend
-
-
-def _tags_of(backend: Backend) -> tuple[str, ...]:
-    """Return the tags of a tokenizer.
-
-    Raises:
-        ValueError: the file has reserved entries that cannot be tags.
-    """
-    reserved = [entry["content"] for entry in json.loads(backend.to_str())["added_tokens"]]
-    tags = tuple(reserved[len(SPECIALS) :])
-    try:
-        check_tags(tags)
-    except UserError as error:
-        raise ValueError(f"is a tokenizer of another kind than dist-transformer prepare trains ({error})") from None
-    return tags
 
 
 def _settings_of(backend: Backend, tags: Sequence[str]) -> tuple[Normalization, bool] | None:

@@ -28,8 +28,6 @@ from dist_transformer.data.vocabulary.trial import try_in_child
 
 KIND = "marian"
 
-_FILES = ("source", "target", "table")
-_SECOND_TABLE = "target_table"
 _TAG = re.compile(r">>.+<<")
 _SPACE = "\u2581"
 
@@ -115,9 +113,9 @@ def wrap_marian(*, source: bytes, target: bytes, table: bytes, target_table: byt
     Raises:
         ValueError: a file cannot be used; the message continues a sentence that begins with the folder's name.
     """
-    files = dict(zip(_FILES, (source, target, table), strict=True))
+    files = {"source": source, "target": target, "table": table}
     if target_table is not None:
-        files[_SECOND_TABLE] = target_table
+        files["target_table"] = target_table
     parts = {"kind": KIND} | {name: base64.b64encode(file).decode("ascii") for name, file in files.items()}
     content = json.dumps(parts).encode("ascii")
     try_in_child(content)

@@ -97,10 +97,6 @@ def test_tokenizer_of_the_folder(folder: Path) -> None:
         DataFolder.open(folder).tokenizer()
 
 
-def test_whole_folder_verifies(folder: Path) -> None:
-    DataFolder.open(folder).verify()
-
-
 FILES = ["train-00001.arrow", "lengths.npy", "tokenizer.json", "valid/source.txt", "valid/target.txt"]
 FILES += ["valid/valid-00000.arrow", "valid/lengths.npy"]
 

@@ -1,6 +1,5 @@
 """A data folder whose files are links, as in a cache of the Hugging Face hub."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
-from tests.conftest import run_command
 from tests.hub_cache import as_hub_cache
 
 FILES = (
@@ -31,18 +29,6 @@ def test_files_may_be_links_to_files(toy_data: DataFolder, tmp_path: Path) -> No
     pairs = np.arange(0, toy_data.index.train.pairs, 7)
     for ours, theirs in zip(linked.train.tokens(pairs), toy_data.train.tokens(pairs), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.slow
-def test_training_from_links_is_training_from_the_files(toy_data: DataFolder, tmp_path: Path) -> None:
-    small = "--preset tiny --model.width 16 --model.heads 2 --model.ffn-width 16 --batch.max-target-tokens 256"
-    ledgers = []
-    for number, data in enumerate((toy_data.path, as_hub_cache(toy_data.path, tmp_path / "hub"))):
-        run = tmp_path / str(number)
-        command = [sys.executable, "-m", "dist_transformer.train", *small.split(), "--data", data, "--run-dir", run]
-        run_command(*command, "--max-steps", 2)
-        ledgers.append((run / "ledger.jsonl").read_bytes())
-    assert ledgers[0] == ledgers[1]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -46,6 +46,9 @@ def test_held_shards_do_not_feel_what_becomes_of_their_files(folder: Path) -> No
     """Cut short, overwritten in place, removed: what was verified is what is used, until others are held."""
     train = DataFolder.open(folder).train
     assert train.hold([0, 1]) == {}
+    with (folder / "lengths.npy").open("r+b") as file:
+        file.write(b"\xff" * (folder / "lengths.npy").stat().st_size)
+    assert train.lengths.tolist() == [[3, 2], [2, 1], [4, 3], [2, 5], [3, 2]]
     os.truncate(folder / "train-00000.arrow", 10)
     with (folder / "train-00001.arrow").open("r+b") as file:
         file.write(b"x" * 200)

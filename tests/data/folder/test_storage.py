@@ -150,6 +150,19 @@ def test_what_is_no_data_folder_says_so(remote: MemoryFileSystem, tmp_path: Path
         DataFolder.open("memory://bucket/toy")
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ftp://me:hunter2@host/data", "ftp://***@host/data"),
+        ("https://host/data?bearer=hunter2", "https://host/data?***"),
+    ],
+)
+def test_a_secret_is_refused_and_not_shown(url: str, shown: str) -> None:
+    with pytest.raises(UserError) as refused:
+        DataFolder.open(url)
+    assert str(refused.value).startswith(f"{shown} holds a password, a query or a fragment, which may grant access")
+
+
 @pytest.mark.parametrize("name", ["../train-00000.arrow", "/etc/hostname", "a/b.arrow"])
 def test_names_that_lead_out_of_the_cache_are_refused(remote: MemoryFileSystem, tmp_path: Path, name: str) -> None:
     index = remote.cat("/bucket/toy/index.json").replace(b'"train-00001.arrow"', f'"{name}"'.encode())

@@ -8,12 +8,17 @@ from dist_transformer.config.settings import BatchConfig
 from dist_transformer.data.folder.format import TokenLists, write_shard, write_split
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
-from dist_transformer.data.loading import collate, compiled
-from dist_transformer.data.loading.buffers import Sizes, build_in_numpy
-from dist_transformer.data.loading.collate import Collator, MicroBatch, epoch_steps
+from dist_transformer.data.loading import collate
+from dist_transformer.data.loading.collate import (
+    Collator,
+    MicroBatch,
+    Sizes,
+    build_compiled,
+    build_in_numpy,
+    epoch_steps,
+)
 from dist_transformer.data.loading.mixture import Corpora
-from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack, Packs
+from dist_transformer.data.loading.packing import Budgets, Pack, Packs, compiled_loops
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.model.packed import IGNORED, PackedBatch
 
@@ -31,7 +36,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         if shutil.which("g++") is None:
             pytest.skip("no compiler")
         # Otherwise this would be numpy again.
-        assert compiled.build_buffers() is not None
+        assert compiled_loops() is not None
     monkeypatch.setattr(collate, "_WORTH_COMPILING", 2**62 if way == "numpy" else 0)
     return way
 
@@ -249,9 +254,9 @@ def test_compiled_buffers_are_those_of_numpy(tmp_path: Path, way: str) -> None:
     for tokens, counts in [((400, 416), [9, 0, 12, 7]), ((62, 31), [1, 1, 0, 1]), ((8000, 8000), [400])]:
         pair_ids = rng.choice(corpora.first_ids[-1], sum(counts))
         sizes = Sizes(tokens=tokens, max_lengths=(31, 30 + len(counts)), offset_count=sum(counts) + 600)
-        function = compiled.build_buffers()
-        assert function is not None
-        ours = function(corpora.memory(pair_ids), pair_ids, np.array(counts), sizes)
+        library = compiled_loops()
+        assert library is not None
+        ours = build_compiled(library, corpora.memory(pair_ids), pair_ids, np.array(counts), sizes)
         wanted = build_in_numpy(corpora, pair_ids, np.array(counts), sizes)
         for name in ("tokens", "positions", "offsets", "labels", "lengths"):
             for found, expected in zip(getattr(ours, name), getattr(wanted, name), strict=True):
@@ -272,16 +277,16 @@ def test_pairs_that_do_not_fit_are_refused(split: Split) -> None:
 def test_a_pair_of_no_shard_is_refused(split: Split, way: str) -> None:
     if way == "numpy":
         pytest.skip("numpy has no table of shards")
-    function = compiled.build_buffers()
-    assert function is not None
+    library = compiled_loops()
+    assert library is not None
     memory, sizes = split.memory(np.array([0])), Sizes(tokens=(16, 16), max_lengths=(4, 4), offset_count=9)
     for pair in (-1, 2, 3):
         with pytest.raises(IndexError, match="a pair is in no shard"):
-            function(memory, np.array([pair]), np.array([1]), sizes)
+            build_compiled(library, memory, np.array([pair]), np.array([1]), sizes)
 
 
 def test_without_a_compiler_numpy_builds_the_same(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     collator = Collator(split, BUDGETS, packs_per_micro_batch=1)
     wanted = sentences(collator.build(packs_of(pack(2, 0))))
-    monkeypatch.setattr(compiled, "_load", lambda: None)
+    monkeypatch.setattr(collate, "compiled_loops", lambda: None)
     assert sentences(collator.build(packs_of(pack(2, 0)))) == wanted

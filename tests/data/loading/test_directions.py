@@ -15,7 +15,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import TrainingData, open_training_data
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 
 Prepare = Callable[..., Path]
 

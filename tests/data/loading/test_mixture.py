@@ -23,7 +23,7 @@ from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Step
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 
 BUDGETS = Budgets(max_source_tokens=40, max_target_tokens=40, max_sentences=9)
 
@@ -131,15 +131,6 @@ def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfi
     prepare(settings, lambda _: None)
     with pytest.raises(UserError, match=f"{other} has another vocabulary than {first}: prepare it again with --tok"):
         open_training_data(config.changed(data=(str(first), str(other))).corpora, config.batch, seed=config.seed)
-    turned = tmp_path / "turned"
-    settings = PrepareSettings(
-        out=turned,
-        tokenizer=first / "tokenizer.json",
-        sources=tuple(line_files([first / "text/valid.de"], [first / "text/valid.en"])),
-    )
-    prepare(settings, lambda _: None)
-    with pytest.raises(UserError, match=f"{first} is en-de and {turned} is de-en, but both have no tags"):
-        open_training_data(config.changed(data=(str(first), str(turned))).corpora, config.batch, seed=config.seed)
 
 
 def test_a_folder_without_pairs_is_refused(config: TrainConfig, tmp_path: Path) -> None:

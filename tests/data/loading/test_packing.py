@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from dist_transformer.data.loading import compiled, packing
-from dist_transformer.data.loading.packing import POOL, Budgets, PackedQueue, pack_queue
+from dist_transformer.data.loading import packing
+from dist_transformer.data.loading.packing import POOL, Budgets, compiled_loops, pack_queue
 
 BUDGETS = Budgets(max_source_tokens=256, max_target_tokens=256, max_sentences=64)
 
@@ -19,16 +19,17 @@ def realistic(pairs: int, seed: int = 0) -> np.ndarray:
 
 
 def packs_of(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> tuple[list[np.ndarray], np.ndarray]:
-    found = pack_queue(sizes, budgets, is_last=is_last)
-    assert len(found.rows) == (found.stops[-1] if len(found.stops) else 0)
-    packs = np.split(found.rows, found.stops[:-1]) if len(found.stops) else []
+    found, left = pack_queue(sizes, budgets, is_last=is_last)
+    assert len(found.pair_ids) == (found.stops[-1] if len(found.stops) else 0)
+    packs = np.split(found.pair_ids, found.stops[:-1]) if len(found.stops) else []
     for side, tokens in enumerate((found.source_tokens, found.target_tokens)):
         assert tokens.tolist() == [sizes[rows, side].sum() for rows in packs]
-    return packs, found.left
+    return packs, left
 
 
-def as_lists(found: PackedQueue) -> list[list[int]]:
-    return [getattr(found, name).tolist() for name in PackedQueue.__slots__]
+def as_lists(sizes: np.ndarray, budgets: Budgets, *, is_last: bool) -> list[list[int]]:
+    packs, left = packs_of(sizes, budgets, is_last=is_last)
+    return [*(rows.tolist() for rows in packs), left.tolist()]
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -85,17 +86,17 @@ def test_compiled_packs_are_the_same(
     if shutil.which("g++") is None:
         pytest.skip("no compiler")
     sizes, limits = realistic(3000, seed=1), Budgets(**dict(zip(Budgets.__slots__, budgets, strict=True)))
-    in_python = pack_queue(sizes, limits, is_last=is_last)
+    in_python = as_lists(sizes, limits, is_last=is_last)
     monkeypatch.setattr(packing, "_WORTH_COMPILING", 0)
     # Otherwise this would compare Python with itself.
-    assert compiled.pack_pairs() is not None
-    assert as_lists(pack_queue(sizes, limits, is_last=is_last)) == as_lists(in_python)
+    assert compiled_loops() is not None
+    assert as_lists(sizes, limits, is_last=is_last) == in_python
 
 
 def test_without_a_compiler_packs_are_made_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is long enough for the compiled loop."""
     monkeypatch.setattr(packing, "_WORTH_COMPILING", 0)
     sizes, limits = realistic(500, seed=1), Budgets(max_source_tokens=256, max_target_tokens=256, max_sentences=64)
-    wanted = pack_queue(sizes, limits, is_last=True)
-    monkeypatch.setattr(compiled, "_load", lambda: None)
-    assert as_lists(pack_queue(sizes, limits, is_last=True)) == as_lists(wanted)
+    wanted = as_lists(sizes, limits, is_last=True)
+    monkeypatch.setattr(packing, "compiled_loops", lambda: None)
+    assert as_lists(sizes, limits, is_last=True) == wanted

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig
-from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.packs import Pack
+from dist_transformer.data.loading.packing import Budgets, Pack
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 
 
@@ -206,21 +205,6 @@ def hand_plan(lengths: list[tuple[int, int]], source: int, target: int, sentence
     budgets = Budgets(max_source_tokens=source, max_target_tokens=target, max_sentences=sentences)
     table = np.array(lengths, dtype=np.uint16).reshape(-1, 2)
     return Plan(table, np.array([0, len(lengths)]), budgets=budgets, window_shards=1, seed=0)
-
-
-def test_a_pair_too_long_in_one_segmentation_is_in_no_epoch() -> None:
-    """Three pairs, each in two segmentations; by hand."""
-    lengths = np.array([(5, 5), (2, 3), (4, 4), (6, 5), (2, 9), (4, 4)], dtype=np.uint16)
-    budgets = Budgets(max_source_tokens=10, max_target_tokens=8, max_sentences=9)
-    plan = Plan(lengths, np.array([0, 3, 6]), budgets=budgets, window_shards=1, seed=0, segmentations=2)
-    assert plan.skipped == 1
-    assert [sorted(pairs_of(epoch(plan, 1, number))) for number in range(3)] == [[0, 2], [3, 5], [0, 2]]
-
-
-def test_pairs_too_long_for_the_budgets_are_skipped_and_counted() -> None:
-    plan = hand_plan([(5, 5), (11, 2), (10, 8), (2, 9), (1, 1)], source=10, target=8, sentences=9)
-    assert plan.skipped == 2
-    assert sorted(pairs_of(epoch(plan, 1))) == [0, 2, 4]
 
 
 @pytest.mark.parametrize("lengths", [[], [(11, 1)], [(11, 1), (1, 9), (99, 99)]])

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.loading.events import EpochSummary, LeftOut, Totals
 from dist_transformer.data.loading.mixture import Mixture, position_from_json
-from dist_transformer.data.loading.packing import Budgets
+from dist_transformer.data.loading.packing import Budgets, EpochSummary, LeftOut, Totals
 from dist_transformer.data.loading.plan import Plan, Position, Step, Window
 
 SHARDS, PAIRS, WINDOW_SHARDS = 7, 160, 3

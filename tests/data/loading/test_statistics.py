@@ -44,14 +44,6 @@ def test_a_quantile_is_the_shortest_length_that_covers_the_share(share: float, l
     assert Lengths(counts=np.array([0, 1, 0, 3, 0, 1])).quantile(share) == length
 
 
-def test_lengths_are_numpys(toy_data: DataFolder) -> None:
-    for side, lengths in enumerate(count_lengths(toy_data.train)):
-        column = np.asarray(toy_data.train.lengths[:, side], dtype=np.int64)
-        assert (lengths.sentences, lengths.tokens, lengths.longest) == (len(column), column.sum(), column.max())
-        for share in (0.5, 0.9, 0.99):
-            assert lengths.quantile(share) == np.quantile(column, share, method="inverted_cdf")
-
-
 def test_fill_by_hand(tmp_path: Path) -> None:
     """Four pairs of 5 + 4 tokens go two to a pack; one of 11 source tokens fits none."""
     split = make_split(tmp_path, [(5, 4), (5, 4), (11, 4), (5, 4), (5, 4)])
@@ -59,17 +51,6 @@ def test_fill_by_hand(tmp_path: Path) -> None:
     epoch = first_epoch(split, budgets, window_shards=1, seed=1)
     assert (epoch.totals.packs, epoch.totals.pairs, epoch.unfit_pairs, epoch.left_out_pairs) == (2, 4, 1, 0)
     assert (epoch.source_fill, epoch.target_fill, epoch.fill) == (1.0, 0.5, 36 / 52)
-
-
-def test_an_epoch_has_every_pair_once(toy_data: DataFolder) -> None:
-    budgets = Budgets(max_source_tokens=400, max_target_tokens=400, max_sentences=50)
-    totals = first_epoch(toy_data.train, budgets, window_shards=2, seed=1).totals
-    info = toy_data.train.info
-    assert (totals.pairs, totals.source_tokens, totals.target_tokens) == (
-        info.pairs,
-        info.source_tokens,
-        info.target_tokens,
-    )
 
 
 def test_a_histogram_by_hand() -> None:

@@ -10,7 +10,7 @@ from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from tests.conftest import run_python
 
 ROOT = Path(__file__).parents[3]

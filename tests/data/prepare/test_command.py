@@ -8,20 +8,8 @@ import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import as_typed, own_command
-from tests.data.prepare.preparing import FULL_WIDTH, command, corpus, names, train_text, write_pairs
+from tests.data.prepare.preparing import command, corpus, names
 from tests.rights import wrong_rights
-
-
-@pytest.mark.system
-def test_command_takes_the_normalisation(tmp_path: Path) -> None:
-    source, target = write_pairs(tmp_path, "train", [FULL_WIDTH] * 40)
-    common = ("--src", source, "--tgt", target, "--tgt-lang", "zh", "--vocab-size", "400", "--keep-overlap")
-    result = command(*common, "--normalization", "nfc", "--out", tmp_path / "nfc")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "warning" not in result.stdout
-    assert set(train_text(DataFolder.open(tmp_path / "nfc"))) == {FULL_WIDTH}
-    result = command(*common, "--out", tmp_path / "nfkc")
-    assert "warning: NFKC changes 100.0% of the target lines, for example '，' -> ','" in result.stdout
 
 
 def test_command_prepares_the_toy_corpus(tmp_path: Path) -> None:
@@ -43,15 +31,6 @@ def test_a_data_folder_is_for_whom_the_umask_lets(tmp_path: Path, umask: int) ->
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "new/toy/text/train.en").exists()
     assert wrong_rights(tmp_path / "new") == {}
-
-
-def test_command_prints_one_sentence_on_bad_input(tmp_path: Path) -> None:
-    source, target = write_pairs(tmp_path, "train", corpus(20))
-    result = command("--src", source, "--tgt", target, "--vocab-size", "99", "--out", tmp_path / "out")
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: --vocab-size 99 is too small")
-    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.system
@@ -98,8 +77,7 @@ def test_command_reads_parquet_streams_and_patterns(tmp_path: Path, monkeypatch:
     ("arguments", "message"),
     [
         (("--parquet", "a"), "error: --parquet needs the names of its two text fields: pass --src-field"),
-        (("--src", "a", "--tgt", "b", "--dataset-split", "train"), "error: --dataset-split needs --dataset: add"),
-        (("--src", "a", "--tgt", "b", "--tsv-columns", "0", "1"), "error: --tsv-columns needs --tsv"),
+        (("--toy", "9", "--vocabulary", "sentencepiece", "--max-tokens", "1"), "error: --max-tokens is 1: it must"),
         (("--tsv", "a", "--src-field", "en"), "error: --src-field needs --jsonl or --parquet: add one of them"),
         (("--toy", "9", "--valid-pairs", "3"), "error: --valid-pairs has no effect with --toy, which has"),
     ],

@@ -2,37 +2,24 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dist_transformer.data.folder.format import DataIndex, TokenLists
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.prepare import duplicates, pipeline
-from dist_transformer.data.prepare.duplicates import pair_keys
-from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import LineFiles
+from dist_transformer.data.prepare import pipeline, shuffle
+from dist_transformer.data.prepare.shuffle import pair_keys
+from tests.data.prepare.preparing import run, with_validation
 
 # NFKC makes the full-width letters plain, so the third pair is the first again.
 PAIRS = [("one", "eins"), ("two", "zwei"), ("ｏｎｅ", "eins"), ("two", "zwei"), ("two", "zwo"), ("two", "zwei")]
 VALID = [("three", "drei"), ("two", "zwo")]
 
 
-def text(folder: Path, name: str, pairs: list[tuple[str, str]]) -> LineFiles:
-    source, target = folder / f"{name}.en", folder / f"{name}.de"
-    source.write_text("".join(f"{source}\n" for source, _ in pairs), encoding="utf-8")
-    target.write_text("".join(f"{target}\n" for _, target in pairs), encoding="utf-8")
-    return LineFiles(source=source, target=target)
-
-
-def prepare(folder: Path, name: str, pairs: list[tuple[str, str]], **settings: object) -> tuple[DataIndex, list[str]]:
-    said: list[str] = []
-    known = {"vocab_size": 280, "validation": (text(folder, "valid", VALID),), **settings}
-    index = pipeline.prepare(
-        PrepareSettings(out=folder / name, sources=(text(folder, "train", pairs),), **known),  # type: ignore[arg-type]
-        said.append,
-    )
-    return index, said
+def prepare(folder: Path, name: str, pairs: list[tuple[str, str]], **settings: Any) -> tuple[DataIndex, list[str]]:
+    return run(folder, pairs, name, **{"vocab_size": 280, **with_validation(folder, VALID), **settings})
 
 
 def test_validation_pairs_are_left_out_and_repetitions_counted(tmp_path: Path) -> None:
@@ -67,7 +54,7 @@ def test_repetitions_are_counted_in_parts_of_any_size(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of any size give the same counts; numpy counts the different pairs."""
-    monkeypatch.setattr(duplicates, "_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(shuffle, "_KEYS_AT_ONCE", at_once)
     monkeypatch.setattr(pipeline, "CHUNK_PAIRS", 13)
     generator = np.random.default_rng(3)
     pairs = [(f"{a} dogs", f"{b} Hunde") for a, b in generator.integers(8, size=(90, 2))]

@@ -10,8 +10,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.prepare import encode, ingest
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.ingest import pair_hash
-from dist_transformer.data.text.files import TsvFile, line_files
 from dist_transformer.data.text.lines import LONGEST_LINE
+from dist_transformer.data.text.pairs import TsvFile, line_files
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from tests.data.prepare.preparing import corpus, files_of, run, with_validation, write_pairs
 

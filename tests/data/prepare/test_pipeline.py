@@ -1,7 +1,5 @@
 """Preparations from end to end: what they depend on, where they write, how they end early."""
 
-import os
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ from dist_transformer.data.prepare import encode as encoding
 from dist_transformer.data.prepare import pipeline as module
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID
-from tests.conftest import ROOT
-from tests.data.prepare.preparing import corpus, files_of, names, run, train_text
+from tests.data.prepare.preparing import corpus, files_of, names, run
 
 
 def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,25 +27,6 @@ def test_result_depends_on_text_and_settings_only(tmp_path: Path, monkeypatch: p
     run(tmp_path, pairs, "other-seed", pairs_per_shard=64, seed=2)
     assert files_of(tmp_path / "one")["lengths.npy"] != files_of(tmp_path / "other-seed")["lengths.npy"]
     assert files_of(tmp_path / "one")["valid/source.txt"] != files_of(tmp_path / "other-seed")["valid/source.txt"]
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.slow
-def test_processes_make_the_same_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [*corpus(300), ("", "x"), *corpus(300)]
-    one, _ = run(tmp_path, pairs, "one", pairs_per_shard=50)
-    monkeypatch.setattr(module, "CHUNK_PAIRS", 64)
-    two, _ = run(tmp_path, pairs, "two", pairs_per_shard=50, workers=2)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-    assert one == two
-    # Each pair is there twice: one of the two may be held out.
-    held_out = list(zip(*(lines(tmp_path / f"two/valid/{side}.txt") for side in ("source", "target")), strict=True))
-    overlapping = sum(pair in held_out for pair in pairs) - len(held_out)
-    assert overlapping > 0
-    assert two.dropped == {"empty": 1, "too_long": 0, "length_ratio": 0, "in_validation": overlapping}
 
 
 @pytest.mark.parametrize("existing", ["file", "full folder", "link"])
@@ -112,19 +90,6 @@ def test_bad_late_file_is_found_before_the_long_work(tmp_path: Path, monkeypatch
     validation = tuple(line_files([tmp_path / "missing.en"], [tmp_path / "missing.de"]))
     with pytest.raises(UserError, match=r"missing\.en does not exist"):
         run(tmp_path, corpus(20), validation=validation)
-
-
-def test_real_corpus(tmp_path: Path) -> None:
-    data = Path(os.environ.get("DIST_TRANSFORMER_DATA", ROOT.parent / "shared/data")) / "multi30k"
-    if not data.exists():
-        pytest.skip(f"{data} is absent: set DIST_TRANSFORMER_DATA to the folder of corpora")
-    sources = tuple(line_files([data / "val.en"], [data / "val.de"]))
-    index = prepare(PrepareSettings(out=tmp_path / "out", sources=sources, vocab_size=2_000), lambda _: None)
-    assert (index.pairs_read, index.valid_text.pairs) == (1_014, 101)
-    assert index.train.pairs + sum(index.dropped.values()) == 913
-    prepared = DataFolder.open(tmp_path / "out")
-    lines = set((data / "val.de").read_text(encoding="utf-8").split("\n"))
-    assert {target for _, target in train_text(prepared)} <= {unicodedata.normalize("NFKC", line) for line in lines}
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece-bpe"])

@@ -17,6 +17,7 @@ import pytest
 
 from tests.commands import Begun
 from tests.conftest import ROOT, allow_interrupts, begin_python, scratch_folder
+from tests.data.prepare.preparing import files_of
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 MESSAGE = "interrupted: run the same command again to resume\n"
@@ -59,10 +60,6 @@ def start(command: list[str], launcher: Sequence[str] = ()) -> Begun | subproces
 def finish(process: Begun | subprocess.Popen[str]) -> tuple[int | None, str, str]:
     output, errors = process.communicate(timeout=120)
     return process.returncode, output, errors
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -134,7 +131,7 @@ def test_an_error_in_a_process_is_said_once_and_leaves_nothing(text: Path, tmp_p
 def test_killed_again_and_again_it_resumes(text: Path, straight: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     # A file of a source, of ids, and some shards, each written by one of two processes: then the parent is killed.
-    for pattern, count in (("text-*.arrow", 1), ("ids-*.parquet", 1), ("shard-*.arrow", 20), ("shard-*.arrow", 120)):
+    for pattern, count in (("text-*.arrow", 1), ("ids-*.arrow", 1), ("shard-*.arrow", 20), ("shard-*.arrow", 120)):
         process = start(words(text, out, "--workers", 2))
         wait_for(lambda pattern=pattern, count=count: len(made(out, pattern)) >= count)
         workers = children(process.pid)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
@@ -110,26 +109,3 @@ def test_epochs_take_one_segmentation_after_the_other(tmp_path: Path) -> None:
     again = open_training_data(DataConfig(data=(str(data.path),)), batch, seed=1).plan.steps(position, 2)
     for one, other in zip(steps[middle + 1 :], again, strict=False):
         assert one.packs.pair_ids.tolist() == other.packs.pair_ids.tolist()
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"segmentations": 0}, "segmentations is 0: it must be at least 1"),
-        ({"segmentation_dropout": 0.1}, "segmentation_dropout is for several segmentations: set --segmentations"),
-        ({"segmented_side": "source"}, "segmented_side is for several segmentations"),
-        ({"segmentations": 2, "segmentation_dropout": 1.5}, "segmentation_dropout is 1.5: it must be above 0"),
-        (
-            {"segmentations": 2, "segmentation_alpha": 0.2},
-            "is not for a byte-level BPE vocabulary: set --segmentation-d",
-        ),
-        (
-            {"segmentations": 2, "segmentation_dropout": 0.1, "vocabulary": "sentencepiece", "vocab_size": 400},
-            "is not for a SentencePiece unigram with byte fallback vocabulary: set --segmentation-alpha",
-        ),
-    ],
-)
-def test_contradictions_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        run(tmp_path, PAIRS, **changes)
-    assert not (tmp_path / "out").exists()

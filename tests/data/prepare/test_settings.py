@@ -16,8 +16,8 @@ from dist_transformer.config.schema import settings_of
 from dist_transformer.config.settings_file import write_settings
 from dist_transformer.data.prepare.pipeline import run_folder_for
 from dist_transformer.data.prepare.settings import _STRENGTH, PrepareSettings
-from dist_transformer.data.text.files import TsvFile, line_files
-from dist_transformer.data.vocabulary.learning import DEFAULT_COVERAGE
+from dist_transformer.data.text.pairs import TsvFile, line_files
+from dist_transformer.data.vocabulary.kinds import DEFAULT_COVERAGE
 from tests.data.prepare.preparing import corpus, run, write_pairs
 
 
@@ -34,6 +34,26 @@ from tests.data.prepare.preparing import corpus, run, write_pairs
         ({"max_length_ratio": float("nan")}, "max_length_ratio is nan: it must be at least 1"),
         ({"vocab_size": 10**18}, "is too large: use at most 16,777,216"),
         ({"pairs_per_shard": 2**27}, "exceeds what one Arrow batch holds"),
+        ({"segmentations": 0}, "segmentations is 0: it must be at least 1"),
+        ({"segmentation_dropout": 0.1}, "segmentation_dropout is for several segmentations: set --segmentations"),
+        ({"segmented_side": "source"}, "segmented_side is for several segmentations"),
+        ({"segmentations": 2, "segmentation_dropout": 1.5}, "segmentation_dropout is 1.5: it must be above 0"),
+        ({"segmentations": 2, "segmentation_alpha": 0.2}, "a byte-level BPE vocabulary: set --segmentation-dropout"),
+        (
+            {"segmentations": 2, "segmentation_dropout": 0.1, "vocabulary": "sentencepiece", "vocab_size": 400},
+            "is not for a SentencePiece unigram with byte fallback vocabulary: set --segmentation-alpha",
+        ),
+        ({"source_vocab_size": 300}, "leave out one kind"),
+        ({"vocab_size": None, "source_vocab_size": 300}, "set --tgt-vocab-size or --tgt-tokenizer, too"),
+        ({"source_tags": ("<2de>",)}, "source_tags <2de> is not in the vocabulary to be learned"),
+        (
+            {"vocab_size": None, "source_tokenizer": Path("t"), "target_vocab_size": 300, "tags": ("<2de>",)},
+            "tags is for a new vocabulary, but --src-tokenizer names an existing one",
+        ),
+        (
+            {"vocab_size": None, "source_tokenizer": Path("t"), "target_tokenizer": Path("t"), "byte_fallback": True},
+            "byte_fallback is for a new vocabulary, but --src-tokenizer names an existing one",
+        ),
         ({"max_tokens": 2}, "no training pair is left of train.en + train.de (0 empty, 18 too_long"),
     ],
 )

@@ -38,11 +38,10 @@ def test_a_sorted_corpus_is_well_mixed(tmp_path: Path) -> None:
     assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.15
 
 
-def test_shards_do_not_depend_on_chunks_row_groups_and_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_do_not_depend_on_chunks_and_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cover shards without pairs, too."""
-    for chunk, row_group, tasks in ((1_000, 20_000, 64), (30, 7, 1), (70, 1, 5)):
+    for chunk, tasks in ((1_000, 64), (30, 1), (70, 5)):
         monkeypatch.setattr(module, "CHUNK_PAIRS", chunk)
-        monkeypatch.setattr(shuffle, "_ROW_GROUP", row_group)
         monkeypatch.setattr(shuffle, "_LEAST_TASKS", tasks)
         index, _ = run(tmp_path, corpus(300), f"{tasks}", pairs_per_shard=2)
     assert 0 < len(index.train.shards) < 135

@@ -19,8 +19,8 @@ from dist_transformer.data.prepare.split_files import split_sources
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import WorkerPool
-from dist_transformer.data.text.files import JsonlFile, LineFiles, PairSource, TsvFile
 from dist_transformer.data.text.lines import Span, read_short_lines
+from dist_transformer.data.text.pairs import JsonlFile, LineFiles, PairSource, TsvFile
 from tests.data.prepare.preparing import corpus, files_of, run, write_pairs
 
 

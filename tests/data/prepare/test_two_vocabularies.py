@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.vocabularies import normalizations
-from dist_transformer.data.text.files import line_files
+from dist_transformer.data.text.pairs import line_files
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.marian import wrap_marian
 from dist_transformer.data.vocabulary.normalization import Normalization
-from dist_transformer.data.vocabulary.pair import wrap_pair
 from tests.data.prepare.preparing import corpus, run, with_validation, write_pairs
 from tests.importing.marian_npz import learn, pieces_of, table_of
 
@@ -96,33 +94,7 @@ def test_each_side_of_a_given_pair_keeps_its_rule(tmp_path: Path) -> None:
         for side, rule in enumerate(rules)
     )
     wrap_pair(*sides).save(tmp_path / "pair.json")
-    settings = settings_of(tmp_path, tokenizer=tmp_path / "pair.json", vocab_size=None)
+    source, target = write_pairs(tmp_path, "train", PAIRS)
+    sources = tuple(line_files([source], [target]))
+    settings = PrepareSettings(out=tmp_path / "out", sources=sources, tokenizer=tmp_path / "pair.json")
     assert normalizations(settings) == rules
-
-
-def settings_of(folder: Path, **changes: Any) -> PrepareSettings:
-    source, target = write_pairs(folder, "train", PAIRS)
-    settings = {"out": folder / "out", "sources": tuple(line_files([source], [target])), "vocab_size": 400}
-    return PrepareSettings(**(settings | changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"vocab_size": None}, "vocab_size is missing: set --vocab-size"),
-        ({"source_vocab_size": 300}, "leave out one kind"),
-        ({"vocab_size": None, "source_vocab_size": 300}, "set --tgt-vocab-size or --tgt-tokenizer, too"),
-        ({**TWO, "source_tags": ("<2de>",)}, "source_tags <2de> is not in the vocabulary to be learned"),
-        (
-            {**TWO, "source_vocab_size": None, "source_tokenizer": Path("t"), "tags": ("<2de>",)},
-            "tags is for a new vocabulary, but --src-tokenizer names an existing one",
-        ),
-        (
-            {"vocab_size": None, "source_tokenizer": Path("t"), "target_tokenizer": Path("t"), "byte_fallback": True},
-            "byte_fallback is for a new vocabulary, but --src-tokenizer names an existing one",
-        ),
-    ],
-)
-def test_contradictions_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        settings_of(tmp_path, **changes)

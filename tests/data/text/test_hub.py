@@ -5,22 +5,11 @@ from typing import Any
 import datasets
 import pytest
 
-from dist_transformer.base.errors import TransientError, UserError
-from dist_transformer.data.text import hub as hub_module
-from dist_transformer.data.text.hub import HubDataset
+from dist_transformer.base.errors import TransientError
+from dist_transformer.data.text import tables
 from dist_transformer.data.text.lines import LONGEST_LINE
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def refusal(source: HubDataset) -> str:
-    """In this process, which is faster."""
-    with pytest.raises(UserError) as caught:
-        list(source.pairs())
-    return str(caught.value)
+from dist_transformer.data.text.tables import HubDataset
+from tests.data.text.reading import refusal, write
 
 
 @pytest.fixture
@@ -117,30 +106,8 @@ def test_a_revision_is_asked_for_and_recorded(hub: Path, monkeypatch: pytest.Mon
     assert asked == [("1f2e3d", "de-en", None), ("refs/convert/parquet", None, "de-en")]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_hubs_parquet_branch_has_a_folder_per_configuration(hub: Path, streaming: bool) -> None:
-    """Two configurations, as the hub's converter lays out iwslt2017: only the rows of the chosen one are read."""
-    for config, languages in (("set-de-en", ("de", "en")), ("set-en-fr", ("en", "fr"))):
-        for split in ("train", "validation"):
-            rows = [{"translation": {lang: f"{lang} {split} {i}" for lang in languages}} for i in range(2)]
-            (hub / config / split).mkdir(parents=True)
-            datasets.Dataset.from_list(rows).to_parquet(hub / config / split / "0000.parquet")
-    source = hub_source(hub, config="set-de-en", revision="refs/convert/parquet", streaming=streaming)
-    assert list(source.pairs()) == [("en train 0", "de train 0"), ("en train 1", "de train 1")]
-    message = refusal(hub_source(hub, config="set-en-nl", revision="refs/convert/parquet", streaming=streaming))
-    assert "(config set-en-nl, split train) cannot be loaded" in message
-
-
-def test_a_dataset_with_a_loading_script_is_refused_with_the_fix(hub: Path) -> None:
-    write(hub / "set.py", b"raise SystemExit('nobody runs this')\n")
-    assert refusal(hub_source(hub, config="set-de-en")) == (
-        f'dataset "{hub}" is made by a loading script, which the datasets library does not run: '
-        "read the hub's copy as Parquet files with --dataset-revision refs/convert/parquet"
-    )
-
-
 def test_a_stream_that_breaks_off_can_be_tried_again(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "_BATCH_ROWS", 10)
+    monkeypatch.setattr(tables, "_BATCH_ROWS", 10)
     rows = "".join(f'{{"en": "a", "de": "{i}"}}\n' for i in range(30))
     write(hub / "train-0.jsonl", rows.encode())
     write(hub / "train-1.jsonl", b"{broken\n")

@@ -7,21 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.files import PairSource
 from dist_transformer.data.text.lines import LONGEST_LINE
 from dist_transformer.data.text.tables import ParquetFile
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def refusal(source: PairSource) -> str:
-    with pytest.raises(UserError) as caught:
-        list(source.pairs())
-    return str(caught.value)
+from tests.data.text.reading import refusal, write
 
 
 def table(path: Path, columns: dict[str, Any], **options: Any) -> ParquetFile:
@@ -87,20 +75,6 @@ def test_a_text_that_many_rows_share_is_not_in_memory_once_per_row(tmp_path: Pat
 )
 def test_wrong_columns_are_named(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     assert message.replace("TABLE", str(tmp_path / "t.parquet")) in refusal(table(tmp_path / "t.parquet", columns))
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    english, german = pa.array(["a"]), pa.array(["b"])
-    inner = pa.StructArray.from_arrays([english, english, german], ["en", "en", "de"])
-    source = ParquetFile(path=tmp_path / "t.parquet", source_field="en", target_field="de")
-    for arrays, names in (([english, english, german], ["en", "en", "de"]), ([inner], ["translation"])):
-        pq.write_table(pa.Table.from_arrays(arrays, names=names), source.path)
-        assert refusal(source) == (
-            f'{source.path} has two columns "en", so it is open which one is meant: write the file again with '
-            "different names"
-        )
-    pq.write_table(pa.Table.from_arrays([english, german, german, german], names=["en", "x", "x", "de"]), source.path)
-    assert list(source.pairs()) == [("a", "b")]
 
 
 def test_a_column_comes_before_a_field_of_the_same_dotted_name(tmp_path: Path) -> None:

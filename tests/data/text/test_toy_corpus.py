@@ -1,5 +1,6 @@
 """The toy grammar: its sentences are compared with some that were written by hand."""
 
+import hashlib
 import random
 from pathlib import Path
 
@@ -66,10 +67,6 @@ SENTENCES = [
         ("A friend gives the children a new book.", "Ein Freund gibt den Kindern ein neues Buch."),
     ),
     (
-        ("statement", clause("this mouse", "follow", phrase("my young sister", "dative"), tense="past")),
-        ("This mouse followed my young sister.", "Diese Maus ist meiner jungen Schwester gefolgt."),
-    ),
-    (
         ("statement", clause("he", "invite", GUEST, opening=TODAY)),
         ("Today he invites the guest.", "Heute lädt er den Gast ein."),
     ),
@@ -78,32 +75,12 @@ SENTENCES = [
         ("They must invite the guest tomorrow.", "Sie müssen morgen den Gast einladen."),
     ),
     (
-        ("statement", clause("our queen", "travel", ("to Munich", "nach München"), tense="will")),
-        ("Our queen will travel to Munich.", "Unsere Königin wird nach München reisen."),
-    ),
-    (
-        ("question", clause("I", "see", SMALL_DOG, time=TODAY)),
-        ("Do I see the small dog today?", "Sehe ich heute den kleinen Hund?"),
-    ),
-    (
         ("question", clause("the woman", "buy", phrase("a fresh apple", "accusative"), tense="past")),
         ("Did the woman buy a fresh apple?", "Hat die Frau einen frischen Apfel gekauft?"),
     ),
     (
         ("question", clause("she", "be", ("tired", "müde"), tense="past", time=YESTERDAY)),
         ("Was she tired yesterday?", "War sie gestern müde?"),
-    ),
-    (
-        ("why", clause("the cat", "sleep", tense="should", time=TOMORROW)),
-        ("Why should the cat sleep tomorrow?", "Warum sollte die Katze morgen schlafen?"),
-    ),
-    (
-        ("and", clause("I", "be", ("hungry", "hungrig")), clause("we", "be", IN_THE_GARDEN, opening=TODAY)),
-        ("I am hungry and today we are in the garden.", "Ich bin hungrig und heute sind wir im Garten."),
-    ),
-    (
-        ("but", clause("the man", "dance"), clause("I", "work", opening=TODAY)),
-        ("The man dances, but today I work.", "Der Mann tanzt, aber heute arbeite ich."),
     ),
     (
         (
@@ -196,12 +173,6 @@ def test_sentences_look_like_text(drawn: list[Pair]) -> None:
         assert "  " not in sentence
 
 
-def test_every_noun_and_verb_is_used(drawn: list[Pair]) -> None:
-    words = {word.strip(".,?") for _, german in drawn for word in german.split()}
-    assert {noun.german for noun in NOUNS.values()} <= words
-    assert {verb.german_participle for verb in VERBS.values() if verb.english != "be"} <= words
-
-
 def test_splits_are_disjoint_and_held_out_text_is_stable() -> None:
     corpus = make_toy_corpus(train_pairs=3000, valid_pairs=200, test_pairs=100)
     splits = (corpus.train, corpus.valid, corpus.test)
@@ -211,6 +182,9 @@ def test_splits_are_disjoint_and_held_out_text_is_stable() -> None:
     larger = make_toy_corpus(train_pairs=4000, valid_pairs=200, test_pairs=100)
     assert (larger.valid, larger.test, larger.train[:3000]) == (corpus.valid, corpus.test, corpus.train)
     assert make_toy_corpus(train_pairs=3000, valid_pairs=200, test_pairs=100, seed=2).train != corpus.train
+    # The figures of the demo are of this text.
+    text = "".join(f"{english}\t{german}\n" for split in splits for english, german in split)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "770b84d08b6489c7"
 
 
 def test_files_hold_one_sentence_a_line(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
-from dist_transformer.data.vocabulary.learning import Learning
-from dist_transformer.data.vocabulary.pair import wrap_pair
+from dist_transformer.data.vocabulary.kinds import Learning, load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 TEXTS = ("the cat and the hat 北京", "die Katze und der Hut")

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import sentencepiece
 
-from dist_transformer.data.vocabulary.learning import Learning
+from dist_transformer.data.vocabulary.kinds import Learning
 from dist_transformer.data.vocabulary.segmentation import draw, merge
 from dist_transformer.data.vocabulary.sentence_piece import wrap_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer

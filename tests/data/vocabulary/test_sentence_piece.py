@@ -11,8 +11,7 @@ import pytest
 import sentencepiece
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.vocabulary.files import load_vocabulary
-from dist_transformer.data.vocabulary.learning import Learning
+from dist_transformer.data.vocabulary.kinds import Learning, load_vocabulary
 from dist_transformer.data.vocabulary.sentence_piece import SentencePiece, learn_sentence_piece, wrap_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID
 from tests.data.vocabulary.conftest import TEXT

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.prepare.words import words_of
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer, Vocabulary
+from dist_transformer.data.vocabulary.kinds import VocabularyPair, wrap_pair
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.scoring import score_pairs
 from dist_transformer.inference.translator import Translator
@@ -15,23 +15,9 @@ from dist_transformer.model.transformer import Transformer
 SOURCE, TARGET = "the cat and the hat are here", "die Katze und der Hut sind da"
 
 
-class Pair(Vocabulary):
-    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
-        super().__init__(source.content + target.content)
-        self.sides = source, target
-
-    @property
-    def source(self) -> Tokenizer:
-        return self.sides[0]
-
-    @property
-    def target(self) -> Tokenizer:
-        return self.sides[1]
-
-
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return Pair(*(learn_byte_bpe([text] * 3, vocab_size=280) for text in (SOURCE, TARGET)))
+def pair() -> VocabularyPair:
+    return wrap_pair(*(learn_byte_bpe([text] * 3, vocab_size=280) for text in (SOURCE, TARGET)))
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +30,17 @@ def model() -> Transformer:
     return model
 
 
-def test_the_sides_differ(pair: Pair) -> None:
+def test_the_sides_differ(pair: VocabularyPair) -> None:
     for text in (SOURCE, TARGET):
         assert pair.source.encode(text) != pair.target.encode(text)
 
 
-def test_preparation(pair: Pair) -> None:
-    for side, text in enumerate((SOURCE, TARGET)):
-        assert words_of(pair, side).encode([text]).values.tolist() == pair.sides[side].encode(text)
-
-
-def test_scores(pair: Pair, model: Transformer) -> None:
+def test_scores(pair: VocabularyPair, model: Transformer) -> None:
     (score,) = score_pairs(model, pair, [SOURCE], [TARGET], device=torch.device("cpu"))
     assert list(score.tokens) == [*pair.target.encode(TARGET), EOS_ID]
 
 
-def test_translation(pair: Pair, model: Transformer) -> None:
+def test_translation(pair: VocabularyPair, model: Transformer) -> None:
     translator = Translator(model, pair, torch.device("cpu"), Decoding())
     assert translator.source_ids(SOURCE) == pair.source.encode(SOURCE)
     (translation,) = translator.translate([SOURCE])

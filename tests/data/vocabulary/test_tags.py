@@ -8,7 +8,7 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.inference.attention_maps import readable_pieces
 

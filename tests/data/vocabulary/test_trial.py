@@ -7,7 +7,7 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.files import load_vocabulary
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.sentence_piece import wrap_sentence_piece
 
 

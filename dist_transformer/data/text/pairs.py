@@ -90,13 +90,30 @@ class LineFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TsvFile:
+class _OneFile:
+    """A file of both texts."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        return None, None
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TsvFile(_OneFile):
     """A file of tab-separated columns without quoting, as many in each row as in the first one.
 
     A blank line is a pair of empty texts.
     """
 
-    path: Path
     source_column: int = 0
     """Column number, counted from 0."""
     target_column: int = 1
@@ -109,17 +126,6 @@ class TsvFile:
                 f"TSV columns {self.source_column} and {self.target_column} must be two different columns, "
                 "counted from 0: fix --tsv-columns"
             )
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def languages(self) -> tuple[str | None, str | None]:
-        return None, None
-
-    def files(self) -> list[Path]:
-        return [self.path]
 
     def pairs(self) -> Iterator[Pair | None]:
         width = self._width() if self.spans else None
@@ -154,28 +160,20 @@ class TsvFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FieldFile:
+class FieldFile(_OneFile):
     """A file of rows whose two texts have field names.
 
     Names that are joined by dots lead to a field within another (`translation.en`). The fields of a field `translation`
     may also be given by their own names.
     """
 
-    path: Path
     source_field: str
     target_field: str
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
         source, target = (as_language(field.rpartition(".")[2]) for field in (self.source_field, self.target_field))
         return source, target
-
-    def files(self) -> list[Path]:
-        return [self.path]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,12 +192,7 @@ class JsonlFile(FieldFile):
                 yield None if line is None else ("", "")
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_no_key_twice)
-            except KeyError as error:
-                raise UserError(
-                    f'{self.path} line {number} has the key "{error.args[0]}" twice in an object, so it is open which '
-                    "one is meant: fix the line"
-                ) from None
+                row = json.loads(line)
             except ValueError as error:
                 raise UserError(
                     f"{self.path} line {number} is not JSON ({error}): write one JSON object per line"
@@ -222,14 +215,6 @@ class JsonlFile(FieldFile):
         if not isinstance(text, str):
             raise UserError(f'{where} has {type(text).__name__} in field "{field}", not a string: fix the line')
         return one_line(text, where)
-
-
-def _no_key_twice(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(fields)
-    if len(row) < len(fields):
-        names = [name for name, _ in fields]
-        raise KeyError(next(name for name in names if names.count(name) > 1))
-    return row
 
 
 def find_field(row: Mapping[str, Any], field: str) -> list[str] | None:
