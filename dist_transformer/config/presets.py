@@ -26,7 +26,7 @@ _BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
 PRESETS: dict[str, TrainConfig] = {
     # For the embedded corpus and smoke tests: minutes on two CPU cores.
     "tiny": _preset(
-        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2, dropout=0.1),
+        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2),
         batch=BatchConfig(max_target_tokens=1024, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=3e-3, warmup_steps=200),
         max_steps=1000,
@@ -67,19 +67,8 @@ PRESETS: dict[str, TrainConfig] = {
     # tutorial's, 5e-3, does not. Its 2,048 pairs per step are 8 packs of 256 pairs, at 15.75 target tokens per pair:
     # 376,778 / 23,927 in the captions that were measured.
     "ted_tutorial": _preset(
-        model=ModelConfig(width=512, heads=8, ffn_width=2048, encoder_layers=6, decoder_layers=6, dropout=0.1),
         batch=BatchConfig(max_target_tokens=4031, packs_per_step=8),
-        optimizer=OptimizerConfig(
-            schedule="cosine",
-            peak_lr=2e-4,
-            warmup_steps=1000,
-            min_lr=1e-5,
-            beta1=0.9,
-            beta2=0.98,
-            epsilon=1e-9,
-            weight_decay=0.01,
-            label_smoothing=0.1,
-        ),
+        optimizer=OptimizerConfig(schedule="cosine", peak_lr=2e-4, warmup_steps=1000, min_lr=1e-5, weight_decay=0.01),
         max_steps=10_000,
         validate_every=100,
     ),
@@ -167,13 +156,7 @@ VARIANTS: dict[str, Variant] = {
     "D4": Variant(label_smoothing=0.2),
     # (E) Learned positions in place of sinusoids.
     "E": Variant(learned_positions=True),
-    "big": Variant(
-        width=_DOUBLE,
-        ffn_width=_DOUBLE,
-        heads=_DOUBLE,
-        more_dropout=0.2,
-        steps=Fraction(3),
-    ),
+    "big": Variant(width=_DOUBLE, ffn_width=_DOUBLE, heads=_DOUBLE, more_dropout=0.2, steps=Fraction(3)),
 }
 
 

@@ -6,7 +6,7 @@ Shapes of attention are those of `packed_attention`. `sums` holds the logarithm 
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,70 +17,31 @@ _ROWS_OF_BLOCK = 128
 _SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
-class _Shape(ctypes.Structure):
-    """The struct `Shape` of the C++ source."""
+def _struct(*members: str) -> type[ctypes.Structure]:
+    """Make a struct of the C++ source from its members: a type, and the names that have it."""
+    kinds = {"pointer": ctypes.c_void_p, "int": ctypes.c_int64, "float": ctypes.c_float}
+    fields = [(name, kinds[kind]) for kind, *names in map(str.split, members) for name in names]
 
-    _fields_ = (
-        ("query_offsets", ctypes.c_void_p),
-        ("key_offsets", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("sentences", "heads", "width", "tokens")),
-        *((name, ctypes.c_int64) for name in ("q_stride", "kv_stride", "grad_q_stride", "grad_kv_stride")),
-        ("causal", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-    )
+    class Struct(ctypes.Structure):
+        _fields_ = fields
+
+    return Struct
 
 
-class _Beams(ctypes.Structure):
-    """The struct `Beams` of the C++ source."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("sentences", "beam", "heads", "width", "entries")),
-        *((name, ctypes.c_int64) for name in ("q_sentence", "q_hypothesis", "q_head")),
-        *((name, ctypes.c_int64) for name in ("kv_sentence", "kv_head", "kv_entry")),
-        *((name, ctypes.c_int64) for name in ("mask_sentence", "mask_hypothesis", "threads")),
-    )
-
-
-class _Residual(ctypes.Structure):
-    """The struct `Residual` of the C++ source."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "lowest_kept")),
-        *((name, ctypes.c_float) for name in ("scale", "epsilon")),
-        ("threads", ctypes.c_int64),
-    )
-
-
-class _Sums(ctypes.Structure):
-    """The struct `Sums` of the C++ source."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "width", "block", "threads"))
-
-
-class _Matrix(ctypes.Structure):
-    """The struct `Matrix` of the C++ source."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "width", "threads"))
-
-
-class _Softmax(ctypes.Structure):
-    """The struct `Softmax` of the C++ source."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "row_step", "vocabulary", "replace")),
-        ("smoothing", ctypes.c_float),
-        ("threads", ctypes.c_int64),
-    )
-
-
-class _Best(ctypes.Structure):
-    """The struct `Best` of the C++ source."""
-
-    _fields_ = (
-        ("never", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("never_count", "end", "count")),
-        *((name, ctypes.c_void_p) for name in ("values", "ends", "tokens")),
-    )
+# The structs of the same names.
+_Shape = _struct(
+    "pointer query_offsets key_offsets",
+    "int sentences heads width tokens q_stride kv_stride grad_q_stride grad_kv_stride causal threads",
+)
+_Beams = _struct(
+    "int sentences beam heads width entries q_sentence q_hypothesis q_head kv_sentence kv_head kv_entry",
+    "int mask_sentence mask_hypothesis threads",
+)
+_Residual = _struct("int rows width block lowest_kept", "float scale epsilon", "int threads")
+_Sums = _struct("int rows width block threads")
+_Matrix = _struct("int rows width threads")
+_Softmax = _struct("int rows row_step vocabulary replace", "float smoothing", "int threads")
+_Best = _struct("pointer never", "int never_count end count", "pointer values ends tokens")
 
 
 @functools.cache
@@ -178,9 +139,7 @@ def best_tokens(
     best = _Best(
         never.data_ptr(), len(never), end, count, values_Rc.data_ptr(), ends_R.data_ptr(), tokens_Rc.data_ptr()
     )
-    library = _library()
-    assert library is not None
-    getattr(library, f"best_tokens_{_SUFFIXES[logits_RV.dtype]}")(
+    _function(f"best_tokens_{_SUFFIXES[logits_RV.dtype]}")(
         ctypes.c_void_p(logits_RV.data_ptr()),
         ctypes.c_int64(rows),
         ctypes.c_int64(vocabulary),
@@ -241,9 +200,7 @@ def return_normalised(
 def random_words(seed: int, count: int) -> torch.Tensor:
     """Return `count` times 32 random bits, int32, which depend on the seed of 64 bits alone."""
     words = torch.empty(count, dtype=torch.int32)
-    library = _library()
-    assert library is not None
-    library.random_words(
+    _function("random_words")(
         ctypes.c_uint64(seed),
         ctypes.c_int64(count),
         ctypes.c_void_p(words.data_ptr()),
@@ -313,7 +270,7 @@ def smoothed_softmax(
     return totals_R, picked_R
 
 
-def _residual(x_TD: torch.Tensor, lowest_kept: int, scale: float, epsilon: float) -> _Residual:
+def _residual(x_TD: torch.Tensor, lowest_kept: int, scale: float, epsilon: float) -> ctypes.Structure:
     return _Residual(*x_TD.shape, _ROWS_OF_BLOCK, lowest_kept, scale, epsilon, torch.get_num_threads())
 
 
@@ -325,7 +282,7 @@ def _shape(
     *,
     causal: bool,
     results: Sequence[torch.Tensor] = (),
-) -> _Shape:
+) -> ctypes.Structure:
     if len(query_offsets) != len(key_offsets):
         raise ValueError(f"{len(query_offsets)} offsets of queries and {len(key_offsets)} of keys")
     tokens, heads, width = q.shape
@@ -346,10 +303,13 @@ def _shape(
 
 
 def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor | None]) -> None:
-    library, first = _library(), tensors[0]
-    assert library is not None
+    first = tensors[0]
     assert first is not None
-    # ctypes releases the GIL during the call, and keeps the functions that it has looked up as attributes.
-    function = getattr(library, f"{name}_{_SUFFIXES[first.dtype]}")
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    function(ctypes.byref(shape), *map(ctypes.c_void_p, pointers))
+    _function(f"{name}_{_SUFFIXES[first.dtype]}")(ctypes.byref(shape), *map(ctypes.c_void_p, pointers))
+
+
+def _function(name: str) -> Callable[..., None]:
+    # ctypes releases the GIL during a call, and keeps the functions that it has looked up as attributes.
+    found: Callable[..., None] = getattr(_library(), name)
+    return found

@@ -158,24 +158,10 @@ def _backward(
         return_gradients[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
 
 
-def _shapes_of_self(qkv: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, _, heads, width = qkv.shape
-    return qkv.new_empty(tokens, heads, width), qkv.new_empty(heads, tokens, dtype=torch.float32)
-
-
-def _shapes_of_self_backward(gradient: torch.Tensor, qkv: torch.Tensor, *_: Any) -> torch.Tensor:
-    return _like(qkv)
-
-
-def _shapes_of_cross(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, heads, width = q.shape
-    return q.new_empty(tokens, heads, width), q.new_empty(heads, tokens, dtype=torch.float32)
-
-
-def _shapes_of_cross_backward(
-    gradient: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _like(q), _like(kv)
+def _shapes(queries: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and the sums without values; the queries may have keys and values next to them."""
+    tokens, *_, heads, width = queries.shape
+    return queries.new_empty(tokens, heads, width), queries.new_empty(heads, tokens, dtype=torch.float32)
 
 
 def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -213,19 +199,19 @@ _define(
     "self_attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor sums, Tensor offsets, bool causal)"
     " -> Tensor",
     _self_attention_backward,
-    _shapes_of_self_backward,
+    lambda gradient, qkv, *_: _like(qkv),
 )
 _define(
     "cross_attention_backward(Tensor gradient, Tensor q, Tensor kv, Tensor out, Tensor sums, Tensor query_offsets, "
     "Tensor key_offsets) -> (Tensor, Tensor)",
     _cross_attention_backward,
-    _shapes_of_cross_backward,
+    lambda gradient, q, kv, *_: (_like(q), _like(kv)),
 )
 torch.library.register_autograd(
     _define(
         "self_attention(Tensor qkv, Tensor offsets, bool causal) -> (Tensor, Tensor)",
         _self_attention,
-        _shapes_of_self,
+        _shapes,
     ),
     _return_self,
     setup_context=_keep_self,
@@ -235,7 +221,7 @@ torch.library.register_autograd(
     _define(
         "cross_attention(Tensor q, Tensor kv, Tensor query_offsets, Tensor key_offsets) -> (Tensor, Tensor)",
         _cross_attention,
-        _shapes_of_cross,
+        _shapes,
     ),
     _return_cross,
     setup_context=_keep_cross,

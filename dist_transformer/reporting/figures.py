@@ -42,8 +42,6 @@ _SHOWN_POSITIONS = 128
 
 def attention_picture(sample: Sample) -> "Figure":
     """Draw the cross-attention of a sample with maps: one panel per decoder layer, one row per produced piece."""
-    if sample.attention_LTS is None:
-        raise ValueError("the sample has no attention maps")
     maps_LTS = np.asarray(sample.attention_LTS)
     panels = [(f"Decoder layer {layer}", map_TS) for layer, map_TS in enumerate(maps_LTS, 1)]
     return heat_maps(

@@ -15,13 +15,12 @@ from dist_transformer.base.errors import logger
 from dist_transformer.base.markdown import escaped
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
-from dist_transformer.config.settings import TrainConfig
-from dist_transformer.config.timeouts import TimeoutConfig
+from dist_transformer.config.settings import TimeoutConfig, TrainConfig
 from dist_transformer.data.loading.events import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture
-from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
+from dist_transformer.reporting.sinks import SINKS, MetricsFile, OptionalSink
 from dist_transformer.run.layout import TENSORBOARD, scan_records
 
 # Width of a terminal of unknown size.
@@ -69,33 +68,33 @@ class Reporter:
     ) -> None:
         self.is_main, self.quiet, self.fence = is_main, quiet, fence
         self.max_steps, self.first_step, self.corpora = max_steps, first_step, corpora
+        # A bar in a terminal; plain lines without carriage returns if either stream goes to a file.
+        self.bar: tqdm[Any] | None = None
+        self.figures: list[str] = []
         if not is_main:
             return
-        # A bar in a terminal; plain lines without carriage returns if either stream goes to a file.
-        self.bar = None
         if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
             room = _terminal_room()
             form = _bar_format(max_steps, [], room)
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0)
-        self.figures: list[str] = []
         self.metrics = MetricsFile(run_dir)
-        validations = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
-        self.board = Board(
-            run_dir / TENSORBOARD,
-            first_step=first_step,
-            several=len(corpora) > 1,
-            earlier=validations,
-            warn=self.say,
-        )
-        added = [OptionalSink(name, partial(SINKS[name], run_dir, first_step), self.say) for name in SINKS.names]
-        self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
+        earlier = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
+        several = len(corpora) > 1
+        board = partial(Board, run_dir / TENSORBOARD, first_step=first_step, several=several, earlier=earlier)
+        self.board = OptionalSink(board, self._lose_board)
+        added = [
+            OptionalSink(partial(SINKS[name], run_dir, first_step), partial(self._lose_sink, name))
+            for name in SINKS.names
+        ]
+        self.optional: list[OptionalSink[Any]] = [self.board, *added]
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Pass `values` of `step` to all sinks; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`."""
         if self.is_main:
             self.fence()
-            for sink in self.sinks:
-                sink.record(kind, step, values)
+            self.metrics.record(kind, step, values)
+            for each in self.optional:
+                each.use(lambda sink: sink.record(kind, step, values))
 
     def has_recorded(self, kind: str, step: int) -> bool:
         """Return whether `metrics.jsonl` has such a record. Only for rank 0."""
@@ -152,16 +151,17 @@ class Reporter:
         if not self.is_main:
             return
         of_direction = "" if sheet.direction is None else f"/{sheet.direction}"
-        self.board.text(f"samples{of_direction}", samples_table(sheet), sheet.step)
+        self.board.use(lambda board: board.text(f"samples{of_direction}", samples_table(sheet), sheet.step))
         with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
         for number, sample in enumerate(with_maps, 1):
-            self.board.picture(f"valid_attention{of_direction}/sample_{number}", attention_picture(sample), sheet.step)
+            tag, figure = f"valid_attention{of_direction}/sample_{number}", attention_picture(sample)
+            self.board.use(partial(Board.picture, tag=tag, figure=figure, step=sheet.step))
 
     def settings(self, config: TrainConfig) -> None:
         """Write the settings that can affect results to TensorBoard."""
         if self.is_main:
             shown = {name: value for name, value in flat_settings(config).items() if name not in _UNSHOWN}
-            self.board.settings(shown)
+            self.board.use(lambda board: board.settings(shown))
 
     def advance(self) -> None:
         if self.is_main and self.bar is not None:
@@ -190,8 +190,20 @@ class Reporter:
                 self._fit_bar(self.bar)
                 self.bar.close()
                 self.bar = None
-            for sink in self.sinks:
-                sink.close()
+            self.metrics.close()
+            for each in self.optional:
+                each.use(lambda sink: sink.close())
+
+    def _lose_board(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or error
+        self.say(
+            f"TensorBoard's file cannot be written ({reason}): training continues without it; "
+            "metrics.jsonl has the figures"
+        )
+
+    def _lose_sink(self, name: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        self.say(f"metric sink {name!r} failed ({reason:.200}): training continues without it")
 
 
 def samples_table(sheet: SampleSheet) -> str:
