@@ -58,7 +58,7 @@ class Given:
     written: dict[str, str] = field(default_factory=dict)
     """Name of each as the user wrote it: its flag, or its name and place in a file."""
     passed_over: set[str] = field(default_factory=set)
-    """Names in a file that are for others."""
+    """Names that are no settings: those in a file for other programs, and values of Python."""
     prints: bool = False
     """Whether the settings are to be printed, instead of used."""
     function: str = ""
@@ -200,9 +200,8 @@ def read_keywords(
     """
     # Values of Python that no flag has.
     own = {field.name for field in dataclasses.fields(kind) if field.metadata.get("python_only")} & keywords.keys()
-    given = Given(function=function, values={name: keywords[name] for name in own})
-    rest = {name: value for name, value in keywords.items() if name not in own}
-    _read_values(given, settings_of(kind), rest, function, also=also)
+    given = Given(function=function, values={name: keywords[name] for name in own}, passed_over=own)
+    _read_values(given, settings_of(kind), keywords, function, also=also)
     return given
 
 
@@ -308,7 +307,6 @@ def _value(each: Setting, given: Any) -> Any:
 def _one(each: Setting, word: Any) -> Any:
     if isinstance(word, bool) or (word == "None" and NoneType in each.kinds):
         return None if word == "None" else word
-    refuse_secrets(word)
     for choice in choices_of(each.hint):
         if word == str(choice):
             return choice

@@ -86,20 +86,22 @@ def from_plain(
     if not isinstance(values, dict):
         place = f"{inside[:-1]} in {where}" if inside else where
         raise UserError(f"{place} must hold an object of settings, not {values!r:.60}: {remedy}")
-    hints, flat, rest, arguments = typing.get_type_hints(kind), flat_groups(kind), dict(values), dict[str, Any]()
-    for field in dataclasses.fields(typing.cast(Any, kind)):
-        name, hint = field.name, hints[field.name]
-        if name in flat:
-            own = {each.name: rest.pop(each.name) for each in dataclasses.fields(hint) if each.name in rest}
-            arguments[name] = from_plain(hint, own, where, inside=inside, remedy=remedy)
-        elif name in rest:
-            value = rest.pop(name)
-            arguments[name] = value_of_json(hint, value, inside + name, where, remedy, metadata=field.metadata)
-    if rest:
+    hints, flat, arguments = typing.get_type_hints(kind), flat_groups(kind), dict[str, Any]()
+    of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in flat.items()}
+    unknown = sorted(values.keys() - (hints.keys() - flat.keys()).union(*of_groups.values()))
+    if unknown:
         raise UserError(
-            f"{where} has the unknown setting {inside + min(rest)!r:.60}: remove it, or use the version that wrote "
+            f"{where} has the unknown setting {inside + unknown[0]!r:.60}: remove it, or use the version that wrote "
             "the file"
         )
+    # A group of which something is missing is refused last.
+    for field in sorted(dataclasses.fields(typing.cast(Any, kind)), key=lambda field: field.name in flat):
+        name, hint = field.name, hints[field.name]
+        if name in flat:
+            own = {key: values[key] for key in of_groups[name] & values.keys()}
+            arguments[name] = from_plain(hint, own, where, inside=inside, remedy=remedy)
+        elif name in values:
+            arguments[name] = value_of_json(hint, values[name], inside + name, where, remedy, metadata=field.metadata)
     try:
         return kind(**arguments)
     except UserError as error:

@@ -2,12 +2,11 @@
 
 import json
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -22,10 +21,8 @@ from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.layout import METRICS_FILE, SAMPLES, SETTINGS_FILE, scan_records, weight_files
 
-T = TypeVar("T")
-
 # Rows of the table that shows one sentence over the run.
-_MOST_ROWS = 10
+_ROWS = 10
 _NOTHING = "(nothing)"
 _METRICS = {
     "bleu": "BLEU",
@@ -137,18 +134,14 @@ class Run:
         of_direction = [sheet for sheet in self.sheets if sheet.direction == newest.direction]
         source = newest.samples[0].source
         found = [(sheet, s.hypothesis) for sheet in of_direction for s in sheet.samples if s.source == source]
-        return [(f"{sheet.step:,}", f"{sheet.bleu:.1f}", text or _NOTHING) for sheet, text in spread_out(found)]
+        if len(found) > _ROWS:
+            found = [found[round(place * (len(found) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
+        return [(f"{sheet.step:,}", f"{sheet.bleu:.1f}", text or _NOTHING) for sheet, text in found]
 
     @property
     def step(self) -> int:
         """Last step with a record; 0 if there is none."""
         return max((r["step"] for r in (*self.train, *self.valid, *self.checkpoints, *self.ends)), default=0)
-
-
-def spread_out(items: Sequence[T], most: int = _MOST_ROWS) -> list[T]:
-    """Pick at most `most` of the items evenly, including the first and the last."""
-    count = min(len(items), most)
-    return [items[round(place * (len(items) - 1) / max(count - 1, 1))] for place in range(count)]
 
 
 def load_run(run_dir: Path) -> Run:
