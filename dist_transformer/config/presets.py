@@ -4,7 +4,6 @@ A row is relative to the paper's base model ("half the feed-forward width"), so 
 `base`) and at the size of any other preset. At full size each row has the paper's settings, except rows B.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -180,6 +179,7 @@ def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
     if row not in VARIANTS:
         raise UserError(f"--variant {row} is unknown: {meant(row, VARIANTS)}")
     variant, model, optimizer = VARIANTS[row], config.model, config.optimizer
+    more, smoothing = variant.more_dropout, variant.label_smoothing
     inner = model.heads * model.attention_head_width
     heads = 1 if variant.heads is None else _whole(model.heads, variant.heads, "heads", row)
     width = _whole(model.width, variant.width, "width", row)
@@ -187,29 +187,20 @@ def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
         head_width = _whole(inner, Fraction(1, heads), "heads × head_width", row)
     else:
         head_width = _whole(model.attention_head_width, variant.head_width, "head_width", row)
-    more = variant.more_dropout
-    changed = dataclasses.replace(
-        model,
-        width=width,
-        heads=heads,
-        head_width=head_width if heads * head_width != width else None,
-        ffn_width=_whole(model.ffn_width, variant.ffn_width, "ffn_width", row),
-        encoder_layers=max(1, round(model.encoder_layers * variant.layers)),
-        decoder_layers=max(1, round(model.decoder_layers * variant.layers)),
-        dropout=0.0 if more is None else round(model.dropout + more, 6),
-        positions="learned" if variant.learned_positions else model.positions,
-    )
-    smoothing = variant.label_smoothing
-    return dataclasses.replace(
-        config,
-        model=changed,
-        max_steps=round(config.max_steps * variant.steps),
-        optimizer=dataclasses.replace(
-            optimizer,
-            peak_lr=optimizer.peak_lr if variant.width == 1 else optimizer.peak_lr * float(variant.width) ** -0.5,
-            label_smoothing=optimizer.label_smoothing if smoothing is None else smoothing,
-        ),
-    )
+    changes = {
+        "max_steps": round(config.max_steps * variant.steps),
+        "model.width": width,
+        "model.heads": heads,
+        "model.head_width": head_width if heads * head_width != width else None,
+        "model.ffn_width": _whole(model.ffn_width, variant.ffn_width, "ffn_width", row),
+        "model.encoder_layers": max(1, round(model.encoder_layers * variant.layers)),
+        "model.decoder_layers": max(1, round(model.decoder_layers * variant.layers)),
+        "model.dropout": 0.0 if more is None else round(model.dropout + more, 6),
+        "model.positions": "learned" if variant.learned_positions else model.positions,
+        "optimizer.peak_lr": optimizer.peak_lr * float(variant.width) ** -0.5,
+        "optimizer.label_smoothing": optimizer.label_smoothing if smoothing is None else smoothing,
+    }
+    return config.changed(**changes)
 
 
 def _whole(size: int, factor: Fraction, name: str, row: str) -> int:

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,13 +110,9 @@ class Reporter:
             ("loss", f"{values['loss']:.3f}", 6),
             ("ppl", _short(values["ppl"], 7), 7),
             ("tok/s", f"{values['target_tokens_per_second']:,.0f}", 9),
-            ("fill", f"{values['fill']:.0%}", 4),
-            ("data stall", f"{values['data_stall']:.0%}", 4),
         ]
-        if "mfu" in values:
-            figures.append(("mfu", f"{values['mfu']:.0%}", 4))
-        if "peak_memory_share" in values:
-            figures.append(("memory", f"{values['peak_memory_share']:.0%}", 4))
+        shares = {"fill": "fill", "data stall": "data_stall", "mfu": "mfu", "memory": "peak_memory_share"}
+        figures += [(name, f"{values[key]:.0%}", 4) for name, key in shares.items() if key in values]
         if (excess := _excess_of_slowest(values)) >= _SLOW:
             figures.append(("slowest", f"rank {values['slowest_rank']} +{excess:.0%}", 0))
         if self.bar is not None:
@@ -237,27 +234,18 @@ def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
     tqdm chooses the width of `{bar}` so that the line has exactly `room` characters. A line without a bar may be
     shorter.
     """
-    taken = len(f"{max_steps}/{max_steps} 12:34:56 left")
-    bar = ""
-    if room >= _ROOM_FOR_A_BAR:
-        bar = "|{bar}| "
-        taken += len("|| ") + _SHORTEST_BAR
-    fitting = []
-    for figure in figures:
-        taken += 1 + len(figure)
-        if taken > room:
-            break
-        fitting.append(f" {figure}")
-    return "{n_fmt}/{total_fmt} " + bar + "{remaining} left" + "".join(fitting)
+    has_bar = room >= _ROOM_FOR_A_BAR
+    taken = len(f"{max_steps}/{max_steps} 12:34:56 left") + (len("|| ") + _SHORTEST_BAR) * has_bar
+    while figures and taken + sum(1 + len(figure) for figure in figures) > room:
+        figures = figures[:-1]
+    return " ".join(["{n_fmt}/{total_fmt}", *["|{bar}|"] * has_bar, "{remaining} left", *figures])
 
 
 def _terminal_room() -> int:
     """Return the characters for the bar, without the last column, after which some terminals start a new line."""
-    try:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    return (columns or _COLUMNS) - 1
+    with suppress(OSError, ValueError):
+        return (os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS) - 1
+    return _COLUMNS - 1
 
 
 def format_seconds(seconds: float) -> str:
