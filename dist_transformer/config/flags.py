@@ -97,6 +97,9 @@ def read_training(known: Sequence[Setting], words: Sequence[str], page: Page, *,
 def default_of(given: Given) -> TrainConfig:
     """Return the defaults that were chosen: those of preset and variant, with the architecture of --init-from.
 
+    A run that exists has that in its own folder, so it resumes even if the model is gone. A path that is no model
+    folder changes nothing: reading the weights reports that.
+
     Raises:
         UserError: an unknown preset or variant, or a wrong value in the file with the architecture.
     """
@@ -104,37 +107,21 @@ def default_of(given: Given) -> TrainConfig:
     default, folder = preset_with_variant(**chosen), given.values.get("init_from")
     if folder is None:
         return default
-    preset, run_dir = PRESETS[chosen["preset"]].model, given.values.get("run_dir")
-    model = _with_architecture(default.model, preset=preset, init_from=folder, run_dir=run_dir)
-    return dataclasses.replace(default, model=model)
-
-
-def _with_architecture(
-    variant: ModelConfig, *, preset: ModelConfig, init_from: Path, run_dir: Path | None
-) -> ModelConfig:
-    """Return the network of a preset and a variant with the architecture that `init_from` gives the run.
-
-    A run that exists has it in its own folder, so it resumes even if the model is gone. A path that is no model folder
-    changes nothing: reading the weights reports that.
-
-    Args:
-        variant: the preset's network with a variant. What that changes stays, so that a contradiction is refused.
-
-    Raises:
-        UserError: a file has a wrong value; the message names it.
-    """
-    for folder in (run_dir or init_from, init_from):
-        file = folder / "config.json"
+    for place in (given.values.get("run_dir") or folder, folder):
+        file = place / "config.json"
         try:
             values = read_json(file).get("model")
         except UserError:
             continue
         if isinstance(values, dict):
+            # What the variant changes stays, so that a contradiction is refused.
+            variant, preset = default.model, PRESETS[chosen["preset"]].model
             model = from_plain(ModelConfig, values, str(file))
             names = {field.name for field in dataclasses.fields(model)} - NOT_OF_WEIGHTS - OF_VOCABULARIES
             same = [name for name in names if getattr(variant, name) == getattr(preset, name)]
-            return dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
-    return variant
+            changed = dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
+            return dataclasses.replace(default, model=changed)
+    return default
 
 
 def refuse_without_effect(given: Mapping[str, str], config: TrainConfig) -> None:

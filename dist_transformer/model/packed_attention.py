@@ -183,8 +183,8 @@ def _return_cross(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tenso
 
 
 def _define(schema: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> str:
-    """Define an operator: what it computes, and the shapes of its results for torch.compile. Gives its name."""
-    name, _, _ = schema.partition("(")
+    """Define an operator: what it computes, and the shapes of its results for torch.compile. Return its name."""
+    name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{_LIBRARY.ns}::{name}", shapes, lib=_LIBRARY)
@@ -207,23 +207,8 @@ _define(
     _cross_attention_backward,
     lambda gradient, q, kv, *_: (_like(q), _like(kv)),
 )
-torch.library.register_autograd(
-    _define(
-        "self_attention(Tensor qkv, Tensor offsets, bool causal) -> (Tensor, Tensor)",
-        _self_attention,
-        _shapes,
-    ),
-    _return_self,
-    setup_context=_keep_self,
-    lib=_LIBRARY,
-)
-torch.library.register_autograd(
-    _define(
-        "cross_attention(Tensor q, Tensor kv, Tensor query_offsets, Tensor key_offsets) -> (Tensor, Tensor)",
-        _cross_attention,
-        _shapes,
-    ),
-    _return_cross,
-    setup_context=_keep_cross,
-    lib=_LIBRARY,
-)
+_SELF = "self_attention(Tensor qkv, Tensor offsets, bool causal) -> (Tensor, Tensor)"
+_CROSS = "cross_attention(Tensor q, Tensor kv, Tensor query_offsets, Tensor key_offsets) -> (Tensor, Tensor)"
+_NAMES = _define(_SELF, _self_attention, _shapes), _define(_CROSS, _cross_attention, _shapes)
+torch.library.register_autograd(_NAMES[0], _return_self, setup_context=_keep_self, lib=_LIBRARY)
+torch.library.register_autograd(_NAMES[1], _return_cross, setup_context=_keep_cross, lib=_LIBRARY)
