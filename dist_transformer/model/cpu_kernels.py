@@ -7,6 +7,7 @@ Shapes of attention are those of `packed_attention`. `sums` holds the logarithm 
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -44,6 +45,21 @@ _Softmax = _struct("int rows row_step vocabulary replace", "float smoothing", "i
 _Best = _struct("pointer never", "int never_count end count", "pointer values ends tokens")
 
 
+class Keep(NamedTuple):
+    """Decision by 16 random bits whether dropout keeps an element."""
+
+    lowest: int
+    """Elements with lower bits, as a signed number, are dropped."""
+    scale: float
+    """Factor of the others."""
+
+    @classmethod
+    def all_but(cls, p: float) -> "Keep":
+        """Drop with probability `p`, rounded to 1/65536."""
+        dropped = min(round(p * 2**16), 2**16 - 1)
+        return cls(lowest=dropped - 2**15, scale=2**16 / (2**16 - dropped))
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     return load_native(__file__, slower="attention and decoding on a CPU")
@@ -55,19 +71,17 @@ def takes(dtype: torch.dtype) -> bool:
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
-    *,
-    causal: bool,
+    inputs: Sequence[torch.Tensor], offsets: Sequence[torch.Tensor], *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the sums."""
-    out = torch.empty(q.shape, dtype=q.dtype)
-    sums = torch.empty(q.shape[1], q.shape[0])
-    shape = _shape(q, k, query_offsets, key_offsets, causal=causal)
-    _call("attend", shape, (q, k, v, out, sums))
+    """Return the output and the sums.
+
+    Args:
+        inputs: queries, keys and values.
+        offsets: those of the queries and of the keys.
+    """
+    q = inputs[0]
+    out, sums = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[1], q.shape[0])
+    _call("attend", _shape(inputs, offsets, causal=causal), (*inputs, out, sums))
     return out, sums
 
 
@@ -76,13 +90,12 @@ def return_gradients(
     inputs: Sequence[torch.Tensor],
     sums: torch.Tensor,
     results: Sequence[torch.Tensor],
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
+    offsets: Sequence[torch.Tensor],
     *,
     causal: bool,
 ) -> None:
     """Write the gradients of queries, keys and values to `results`."""
-    shape = _shape(inputs[0], inputs[1], query_offsets, key_offsets, causal=causal, results=results)
+    shape = _shape(inputs, offsets, causal=causal, results=results)
     _call("return_gradients", shape, (*inputs, sums, gradient.contiguous(), *results))
 
 
@@ -155,21 +168,19 @@ def add_and_normalise(
     bits_TD: torch.Tensor | None,
     gain_D: torch.Tensor,
     bias_D: torch.Tensor,
+    keep: Keep,
     *,
-    lowest_kept: int,
-    scale: float,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return LayerNorm(x + Dropout(y)), and for the backward pass mean and inverse deviation of each row, in fp32.
 
     Args:
         bits_TD: random, int16; None keeps all of y.
-        lowest_kept: elements of y with lower bits are dropped.
-        scale: factor of the others.
+        keep: elements of y to keep.
     """
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
     means_T, factors_T = torch.empty(2, len(x_TD))
-    shape = _residual(x_TD, lowest_kept, scale, epsilon)
+    shape = _Residual(*x_TD.shape, _ROWS_OF_BLOCK, *keep, epsilon, torch.get_num_threads())
     _call("add_and_normalise", shape, (x_TD, y_TD, bits_TD, gain_D, bias_D, out_TD, means_T, factors_T))
     return out_TD, means_T, factors_T
 
@@ -182,9 +193,7 @@ def return_normalised(
     gain_D: torch.Tensor,
     means_T: torch.Tensor,
     factors_T: torch.Tensor,
-    *,
-    lowest_kept: int,
-    scale: float,
+    keep: Keep,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of x, y, gain and bias, the last two in fp32."""
     grad_x_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -192,7 +201,7 @@ def return_normalised(
     blocks = -(-len(x_TD) // _ROWS_OF_BLOCK)
     grad_gain_CD, grad_bias_CD = torch.empty(2, blocks, x_TD.shape[1])
     inputs = (x_TD, y_TD, bits_TD, gain_D, means_T, factors_T, gradient_TD.contiguous())
-    shape = _residual(x_TD, lowest_kept, scale, 0.0)
+    shape = _Residual(*x_TD.shape, _ROWS_OF_BLOCK, *keep, 0.0, torch.get_num_threads())
     _call("return_normalised", shape, (*inputs, grad_x_TD, grad_y_TD, grad_gain_CD, grad_bias_CD))
     return grad_x_TD, grad_y_TD, grad_gain_CD.sum(0), grad_bias_CD.sum(0)
 
@@ -270,36 +279,20 @@ def smoothed_softmax(
     return totals_R, picked_R
 
 
-def _residual(x_TD: torch.Tensor, lowest_kept: int, scale: float, epsilon: float) -> ctypes.Structure:
-    return _Residual(*x_TD.shape, _ROWS_OF_BLOCK, lowest_kept, scale, epsilon, torch.get_num_threads())
-
-
 def _shape(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
     *,
     causal: bool,
     results: Sequence[torch.Tensor] = (),
 ) -> ctypes.Structure:
-    if len(query_offsets) != len(key_offsets):
-        raise ValueError(f"{len(query_offsets)} offsets of queries and {len(key_offsets)} of keys")
-    tokens, heads, width = q.shape
-    grad_strides = (results[0].stride(0), results[1].stride(0)) if results else (0, 0)
-    return _Shape(
-        query_offsets.data_ptr(),
-        key_offsets.data_ptr(),
-        len(query_offsets) - 1,
-        heads,
-        width,
-        tokens,
-        q.stride(0),
-        k.stride(0),
-        *grad_strides,
-        causal,
-        torch.get_num_threads(),
-    )
+    of_queries, of_keys = offsets
+    if len(of_queries) != len(of_keys):
+        raise ValueError(f"{len(of_queries)} offsets of queries and {len(of_keys)} of keys")
+    tokens, heads, width = inputs[0].shape
+    strides = [tensor.stride(0) for tensor in (*inputs[:2], *results[:2])] + [0, 0]
+    places, sizes = (of_queries.data_ptr(), of_keys.data_ptr()), (len(of_queries) - 1, heads, width, tokens)
+    return _Shape(*places, *sizes, *strides[:4], causal, torch.get_num_threads())
 
 
 def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor | None]) -> None:

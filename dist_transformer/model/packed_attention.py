@@ -38,7 +38,7 @@ def _compiles(head_width: int) -> bool:
     offsets = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
     q, k, v = torch.zeros(3, 1, 1, head_width, dtype=torch.bfloat16, device="cuda")
     try:
-        _forward(q, k, v, offsets, offsets, causal=False)
+        _forward((q, k, v), (offsets, offsets), causal=False)
     # Triton does not document the errors that it raises if it cannot compile.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -64,8 +64,7 @@ def cross_attention(
 
 def _self_attention(qkv: torch.Tensor, offsets: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output, and the sums of the softmax, which the backward pass needs (see the kernels)."""
-    q, k, v = qkv.unbind(1)
-    return _forward(q, k, v, offsets, offsets, causal=causal)
+    return _forward(qkv.unbind(1), (offsets, offsets), causal=causal)
 
 
 def _self_attention_backward(
@@ -77,15 +76,14 @@ def _self_attention_backward(
     causal: bool,
 ) -> torch.Tensor:
     result = _like(qkv)
-    _backward(gradient, qkv.unbind(1), out, sums, result.unbind(1), offsets, offsets, causal=causal)
+    _backward(gradient, qkv.unbind(1), out, sums, result.unbind(1), (offsets, offsets), causal=causal)
     return result
 
 
 def _cross_attention(
     q: torch.Tensor, kv: torch.Tensor, query_offsets: torch.Tensor, key_offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    k, v = kv.unbind(1)
-    return _forward(q, k, v, query_offsets, key_offsets, causal=False)
+    return _forward((q, *kv.unbind(1)), (query_offsets, key_offsets), causal=False)
 
 
 def _cross_attention_backward(
@@ -99,7 +97,7 @@ def _cross_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dq, dkv = _like(q), _like(kv)
     inputs, results = (q, *kv.unbind(1)), (dq, *dkv.unbind(1))
-    _backward(gradient, inputs, out, sums, results, query_offsets, key_offsets, causal=False)
+    _backward(gradient, inputs, out, sums, results, (query_offsets, key_offsets), causal=False)
     return dq, dkv
 
 
@@ -108,28 +106,22 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
-    *,
-    causal: bool,
+    inputs: Sequence[torch.Tensor], offsets: Sequence[torch.Tensor], *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, _ = inputs
     # Triton's interpreter takes the other types of a CPU.
     if q.device.type == "cpu" and cpu_kernels.takes(q.dtype):
-        return cpu_kernels.attend(q, k, v, query_offsets, key_offsets, causal=causal)
+        return cpu_kernels.attend(inputs, offsets, causal=causal)
     from dist_transformer.model.gpu_kernels import attend
 
     tokens, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
-    tensors = (q, k, v, out, sums, query_offsets, key_offsets)
     strides = (x.stride(0) for x in (q, k, out))
-    grid = (len(query_offsets) - 1, heads)
+    grid = (len(offsets[0]) - 1, heads)
     # Triton launches on the current device.
     with torch.cuda.device_of(q):
-        attend[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
+        attend[grid](*inputs, out, sums, *offsets, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
     return out, sums
 
 
@@ -139,21 +131,19 @@ def _backward(
     out: torch.Tensor,
     sums: torch.Tensor,
     results: Sequence[torch.Tensor],
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
+    offsets: Sequence[torch.Tensor],
     *,
     causal: bool,
 ) -> None:
     if out.device.type == "cpu" and cpu_kernels.takes(out.dtype):
-        offsets = (query_offsets, key_offsets)
-        cpu_kernels.return_gradients(gradient, inputs, sums, results, *offsets, causal=causal)
+        cpu_kernels.return_gradients(gradient, inputs, sums, results, offsets, causal=causal)
         return
     from dist_transformer.model.gpu_kernels import return_gradients
 
     tokens, heads, width = out.shape
-    tensors = (*inputs, out, sums, gradient.contiguous(), *results, query_offsets, key_offsets)
+    tensors = (*inputs, out, sums, gradient.contiguous(), *results, *offsets)
     strides = (x.stride(0) for x in (*inputs[:2], out, *results[:2]))
-    grid = (len(query_offsets) - 1, heads)
+    grid = (len(offsets[0]) - 1, heads)
     with torch.cuda.device_of(out):
         return_gradients[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
 
