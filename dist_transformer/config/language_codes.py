@@ -39,7 +39,7 @@ def language_tag(language: str) -> str:
 
 
 def is_same_language(one: str, other: str) -> bool:
-    """Return whether two codes may mean one language: script and region count only if both state them."""
+    """Return whether two codes may mean one language: script and region count only if both have them."""
     (base, *others), (other_base, *more) = _subtags(one), _subtags(other)
     return base == other_base and (others == more or not others or not more)
 

@@ -159,7 +159,7 @@ def _gains(weight: torch.Tensor) -> bool:
 
 @functools.cache
 def _has_amx() -> bool:
-    """Return whether the processor has matrix units, beside which other work takes a large share of the time."""
+    """Return whether the processor has matrix units, which make other work a large share of the time."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 

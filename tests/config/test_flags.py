@@ -151,7 +151,7 @@ def test_a_data_folder_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_file_starts_no_program(tmp_path: Path) -> None:
-    """It may come from a stranger. Words of the user take the place of its own."""
+    """It is untrusted. Words of the user take the place of its own."""
     command = {"validation_command": "theirs {hypothesis}", "best_by": "command"}
     file = written(tmp_path / "config.json", {**to_plain(PRESETS["base"]), "data_sha256": ["0"], **command})
     with pytest.raises(
