@@ -78,7 +78,8 @@ class Setting:
     def text(self) -> str:
         """Docstring of the field."""
         name = self.name.rpartition(".")[2]
-        found = (_texts_of(kind).get(name) for kind in self.owner.__mro__[:-1])
+        texts = (_texts_in(inspect.getfile(kind)).get(kind.__name__, {}) for kind in self.owner.__mro__[:-1])
+        found = (each.get(name) for each in texts)
         return next(filter(None, found), "")
 
 
@@ -164,10 +165,6 @@ def choices_of(hint: Any) -> list[Any]:
 def summary_of(kind: type) -> str:
     """Return the first paragraph of a dataclass's docstring."""
     return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
-
-
-def _texts_of(kind: type) -> dict[str, str]:
-    return _texts_in(inspect.getfile(kind)).get(kind.__name__, {})
 
 
 @functools.cache

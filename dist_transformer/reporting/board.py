@@ -74,6 +74,7 @@ class Board:
         self, folder: Path, *, first_step: int, several: bool = False, earlier: Iterable[Mapping[str, Any]] = ()
     ) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
+        from torch.utils.tensorboard.summary import custom_scalars
 
         self._several, self._first_step = several, first_step
         self._best: dict[str, float] = {}
@@ -85,7 +86,9 @@ class Board:
         self._file = append_to(folder / name)
         self._write({"file_version": "brain.Event:2"})
         self._write({"step": first_step + 1, "session_log": SessionLog(status=SessionLog.START)})
-        self._add(first_step, _layout())
+        # The charts of the custom scalars tab; regular expressions choose the curves.
+        charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
+        self._add(first_step, custom_scalars({"overview": charts}))
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Write the numbers of a record under `main` or their kind. For `end`, write only that the run has ended."""
@@ -146,14 +149,6 @@ class Board:
             with suppress(OSError):
                 self._file.close()
             raise
-
-
-def _layout() -> Any:
-    """Describe the charts of the custom scalars tab; regular expressions choose the curves."""
-    from torch.utils.tensorboard.summary import custom_scalars
-
-    charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
-    return custom_scalars({"overview": charts})
 
 
 def _settings_summaries(values: dict[str, int | float | str]) -> tuple[Any, Any, Any]:
