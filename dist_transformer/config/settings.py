@@ -195,9 +195,9 @@ class BatchConfig:
 class OptimizerConfig:
     """The optimizer and its learning rate (section 5.3)."""
 
-    kind: Literal["adam", "muon"] = field(default="adam", metadata=OMIT_DEFAULT)
+    kind: Literal["adam", "muon"] = setting("adam", **OMIT_DEFAULT)
     """muon: orthogonalised updates for the matrices of encoder and decoder, Adam for the rest (docs/muon.md)."""
-    momentum: float = field(default=0.95, metadata=OMIT_DEFAULT)
+    momentum: float = setting(0.95, **OMIT_DEFAULT)
     """Decay of Muon's mean of gradients."""
     schedule: Annotated[str, SCHEDULES] = "noam"
     """noam: lr_scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
