@@ -21,9 +21,9 @@ from dist_transformer.averaging.sweep import sweep, write_best
 from dist_transformer.base.errors import UserError, log_line, logger, print_messages
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import read_keywords
+from dist_transformer.config.flags import refuse_without_effect
 from dist_transformer.config.presets import preset_with_variant
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.data.prepare.pipeline import prepare as make_data_folder
 from dist_transformer.data.prepare.settings import PREPARE_RULES, PrepareSettings

@@ -29,10 +29,9 @@ from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWat
 from dist_transformer.training.fault_tolerance.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from dist_transformer.training.fault_tolerance.watchdog import Watchdog
-
-if TYPE_CHECKING:
     import torch
+
+    from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 
 _GRACE_SECONDS = 10
 

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import Measure
-from dist_transformer.config.schema import FLAT, require_positive, setting, settings_of
-from dist_transformer.config.stated import FlagRules
+from dist_transformer.config.schema import FLAT, FlagRules, require_positive, setting, settings_of
 from dist_transformer.inference.decoding import Loading, Search
 
 

@@ -22,10 +22,9 @@ from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import write_file
 from dist_transformer.base.templates import fill
 from dist_transformer.config.command_line import Page
-from dist_transformer.config.flags import Start, default_of, read_training
+from dist_transformer.config.flags import Start, default_of, read_training, refuse_without_effect
 from dist_transformer.config.schema import FLAT, settings_of
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.config.stated import refuse_without_effect
 from dist_transformer.cost.hardware import ENOUGH, LINK_LATENCY, NETWORK_LATENCY, Cluster
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file

@@ -59,8 +59,7 @@ from dist_transformer.base.errors import UserError, caution, say
 from dist_transformer.base.files import leaving_at_sigterm
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.plain import to_plain
-from dist_transformer.config.schema import FLAT, require_positive, settings_of, values_of
-from dist_transformer.config.stated import FlagRules
+from dist_transformer.config.schema import FLAT, FlagRules, require_positive, settings_of, values_of
 from dist_transformer.data.text.lines import decode_lines, read_stream
 from dist_transformer.data.text.pairs import expand
 from dist_transformer.evaluation.closest import Closest

@@ -1,4 +1,4 @@
-"""The command line of a dataclass of settings: one flag per field, files of settings, help, and what was stated."""
+"""The command line of a dataclass of settings: one flag per field, files of settings, help, and the given values."""
 
 import argparse
 import dataclasses
@@ -15,12 +15,12 @@ from typing import Any, NoReturn, TypeVar
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import refuse_secrets, require_usable, usable_path
 from dist_transformer.config.plain import to_plain, value_of_json
-from dist_transformer.config.schema import Setting, build, choices_of, settings_of, summary_of
-from dist_transformer.config.stated import FlagRules, refuse_repeated
+from dist_transformer.config.schema import FlagRules, Setting, build, choices_of, settings_of, summary_of
 from dist_transformer.config.wrong_names import (
     LIST_FLAGS,
-    list_flags,
     meant,
+    plain_name,
+    program,
     refuse_wrong_flags,
     refuse_wrong_settings,
 )
@@ -50,15 +50,15 @@ class Page:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stated:
-    """Settings that a user stated."""
+class Given:
+    """Settings that a user gave."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Values by the names of the settings."""
     written: dict[str, str] = field(default_factory=dict)
     """Name of each as the user wrote it: its flag, or its name and place in a file."""
     passed_over: set[str] = field(default_factory=set)
-    """Names in a file that are for others."""
+    """Names that are no settings: those in a file for other programs, and values of Python."""
     prints: bool = False
     """Whether the settings are to be printed, instead of used."""
     function: str = ""
@@ -70,14 +70,14 @@ class Stated:
         Raises:
             UserError: there is one.
         """
-        meant = set[str]()
+        given = set[str]()
         for each in known:
             value = self.values.get(each.name, each.default)
             is_flag = self.written.get(each.name, "").startswith("--")
             if value != each.default or (is_flag and value is not None and value is not False):
-                meant.add(each.flag)
+                given.add(each.flag)
         try:
-            rules.check(meant)
+            rules.check(given)
         except UserError as error:
             said = str(error)
             raise UserError(_FLAG.sub(lambda flag: _as_name(flag[0]), said) if self.function else said) from None
@@ -109,11 +109,6 @@ class Stated:
         return built
 
 
-def program() -> str:
-    """Return the command as the user calls it."""
-    return Path(sys.argv[0]).name
-
-
 def parse(kind: type[T], page: Page, *, rules: FlagRules | None = None, words: Sequence[str] | None = None) -> T:
     """Parse the command line of a command whose settings are a dataclass.
 
@@ -130,8 +125,8 @@ def read_words(
     *,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {},
     of_others: Iterable[str] = (),
-) -> Stated:
-    """Read the settings that a command line states, also by a file after --config; flags override it.
+) -> Given:
+    """Read the settings that a command line gives, also by a file after --config; flags override it.
 
     Args:
         defaults: returns the defaults for the help, by the names of settings, for some flags; otherwise those of the
@@ -144,7 +139,7 @@ def read_words(
     """
     flags = {each.flag: each.names for each in known} | {flag: [] for flag in (*_OWN_FLAGS, *page.taken)}
     if LIST_FLAGS in words:
-        print(list_flags(flags))
+        print("\n".join(" ".join([flag, *names]) for flag, names in flags.items()))
         raise SystemExit(0)
     wants_help, parser = {"-h", "--help", "--help-all"} & set(words), _parser(known)
     plain = [_plain_word(word) for word in words if word not in wants_help]
@@ -152,29 +147,40 @@ def read_words(
         chosen, _ = parser.parse_known_args(plain)
         print(_help(known, page, defaults(vars(chosen)), whole="--help-all" in wants_help))
         raise SystemExit(0)
-    refuse_repeated(words)
-    refuse_wrong_flags(words, {*flags, _OF_LAUNCHERS}, program=program())
-    given = vars(parser.parse_args(plain))
-    stated = Stated(prints=given.pop("print_config", False))
-    if (file := given.pop("config", None)) is not None:
+    _refuse_repeated(words)
+    refuse_wrong_flags(words, {*flags, _OF_LAUNCHERS})
+    parsed = vars(parser.parse_args(plain))
+    given = Given(prints=parsed.pop("print_config", False))
+    if (file := parsed.pop("config", None)) is not None:
         # YAML's library is for files alone.
         from dist_transformer.config.settings_file import read_settings
 
         values, lines = read_settings(usable_path(file))
-        stated.passed_over.update(values.keys() & set(of_others))
-        _read_values(stated, known, values, file, lines)
+        given.passed_over.update(values.keys() & set(of_others))
+        _read_values(given, known, values, file, lines)
     for each in known:
-        if each.name in given and f"{each.name}@" in given:
+        if each.name in parsed and f"{each.name}@" in parsed:
             raise UserError(f"{each.flag} is given twice, once without the flag: pass it once")
-        for name in {each.name, f"{each.name}@"} & given.keys():
-            stated.values[each.name] = _value(each, given[name])
-            stated.written[each.name] = each.flag
-        how = stated.written.get(each.name, each.flag)
-        if each.metadata.get("program") and stated.values.get(each.name) is not None and how != each.flag:
-            # The file may come from a stranger.
+        for name in {each.name, f"{each.name}@"} & parsed.keys():
+            given.values[each.name] = _value(each, parsed[name])
+            given.written[each.name] = each.flag
+        how = given.written.get(each.name, each.flag)
+        if each.metadata.get("program") and given.values.get(each.name) is not None and how != each.flag:
+            # The file may be untrusted.
             remedy = f"pass {each.flag} on the command line, with the same words, others, or None"
             raise UserError(f"{how} is a program, and no file may name one to run: {remedy}")
-    return stated
+    return given
+
+
+def _refuse_repeated(words: Sequence[str]) -> None:
+    """Refuse a flag that is given twice, and the secrets of URLs, because errors of the parser repeat words."""
+    for word in words:
+        refuse_secrets(word)
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    names = list(map(plain_name, flags))
+    for flag in flags:
+        if names.count(plain_name(flag)) > 1:
+            raise UserError(f"{flag} appears twice: pass it once, with all its values")
 
 
 def read_keywords(
@@ -183,7 +189,7 @@ def read_keywords(
     function: str,
     *,
     also: Iterable[str] = (),
-) -> Stated:
+) -> Given:
     """Read the settings that a function of Python is given. A path may be text, and one value stand for a list.
 
     Args:
@@ -192,17 +198,15 @@ def read_keywords(
     Raises:
         UserError: a wrong name or value.
     """
-    stated = Stated(function=function)
-    # Values of Python that no flag can state.
+    # Values of Python that no flag has.
     own = {field.name for field in dataclasses.fields(kind) if field.metadata.get("python_only")} & keywords.keys()
-    stated.values.update({name: keywords[name] for name in own})
-    rest = {name: value for name, value in keywords.items() if name not in own}
-    _read_values(stated, settings_of(kind), rest, function, also=also)
-    return stated
+    given = Given(function=function, values={name: keywords[name] for name in own}, passed_over=own)
+    _read_values(given, settings_of(kind), keywords, function, also=also)
+    return given
 
 
 def _read_values(
-    stated: Stated,
+    given: Given,
     known: Sequence[Setting],
     values: Mapping[str, Any],
     where: str,
@@ -213,7 +217,7 @@ def _read_values(
     by_name = {_as_name(each.flag): each for each in known} | {each.name: each for each in known}
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in stated.passed_over:
+        if name not in given.passed_over:
             is_group = isinstance(value, Mapping) and name not in by_name
             flat |= {f"{name}.{each}": item for each, item in value.items()} if is_group else {name: value}
     if wrong := [name for name in flat if name not in by_name]:
@@ -221,12 +225,12 @@ def _read_values(
         place = f"{where}, line {', '.join(map(str, at))}" if at else where
         refuse_wrong_settings(wrong, {*by_name, *also}, place)
     for name, each in ((name, by_name[name]) for name in flat):
-        if each.name in stated.values:
+        if each.name in given.values:
             raise UserError(f"{where} has {each.name} twice, under two names: remove one")
         place = f"{where} (line {lines[name]})" if lines and name in lines else where
         value = value_of_json(each.hint, _as_plain(each, flat[name]), name, place, metadata=each.metadata)
-        stated.values[each.name] = value
-        stated.written[each.name] = name if lines is None else f"{name} in {place}"
+        given.values[each.name] = value
+        given.written[each.name] = name if lines is None else f"{name} in {place}"
 
 
 def _as_name(flag: str) -> str:
@@ -303,7 +307,6 @@ def _value(each: Setting, given: Any) -> Any:
 def _one(each: Setting, word: Any) -> Any:
     if isinstance(word, bool) or (word == "None" and NoneType in each.kinds):
         return None if word == "None" else word
-    refuse_secrets(word)
     for choice in choices_of(each.hint):
         if word == str(choice):
             return choice

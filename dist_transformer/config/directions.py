@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.language_codes import is_same_language
@@ -88,5 +88,4 @@ def choose_direction(
     chosen = next((direction for direction in directions if name in (None, direction.name)), None)
     if chosen is None:
         raise UserError(f"the model has no direction {name}: pass --direction {known.replace(', ', ' or ')}")
-    languages = {"source_language": chosen.source_language, "target_language": chosen.target_language}
-    return chosen if tags is None else Direction(**languages, tags=tuple(tags))
+    return chosen if tags is None else replace(chosen, tags=tuple(tags))

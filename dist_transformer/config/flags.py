@@ -1,14 +1,15 @@
 """The command line of training: preset, variant, settings from a file, and one flag per setting."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.command_line import Page, Stated, read_words
+from dist_transformer.base.urls import is_url
+from dist_transformer.config.command_line import Given, Page, read_words
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.config.presets import PRESETS, VARIANTS, preset_with_variant
 from dist_transformer.config.schema import Setting, settings_of, values_of
@@ -20,7 +21,6 @@ from dist_transformer.config.settings import (
     ModelConfig,
     TrainConfig,
 )
-from dist_transformer.config.stated import refuse_without_effect
 
 # Entries of a run's config.json that belong to that run alone; a new run gets its own.
 _OF_THE_RUN = ("run_dir", "resume", *RUN_IDENTITY)
@@ -61,25 +61,25 @@ def parse_training(words: Sequence[str]) -> tuple[TrainConfig, bool]:
     """
     known = [*settings_of(Start), *settings_of(DryRun), *settings_of(TrainConfig)]
     page = Page(text=_description(), common=_COMMON, taken=("--processes", "--import"))
-    stated = read_training(known, words, page, trains=True)
-    trial = stated.values.pop("test_mode", False)
-    default = default_of(stated)
+    given = read_training(known, words, page, trains=True)
+    trial = given.values.pop("test_mode", False)
+    default = default_of(given)
     if trial:
         default = default.changed(data=EMBEDDED_CORPUS)
-    elif missing := [name for name in ("data", "run_dir") if name not in stated.values]:
+    elif missing := [name for name in ("data", "run_dir") if name not in given.values]:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise UserError(f"pass {flags}: training reads data folders and writes a run folder")
-    config = stated.build(TrainConfig, default)
-    if stated.values.get("preset") == "finetune" and config.checkpoints.init_from is None:
+    config = given.build(TrainConfig, default)
+    if given.values.get("preset") == "finetune" and config.checkpoints.init_from is None:
         raise UserError("--preset finetune trains a model further: pass it with --init-from, or choose another preset")
     # A run's config.json has all settings, meant or not.
-    of_a_run = not stated.passed_over.isdisjoint(RUN_IDENTITY)
-    meant = {name: how for name, how in stated.written.items() if how.startswith("--") or not of_a_run}
+    of_a_run = not given.passed_over.isdisjoint(RUN_IDENTITY)
+    meant = {name: how for name, how in given.written.items() if how.startswith("--") or not of_a_run}
     refuse_without_effect(meant, config)
     return config, trial
 
 
-def read_training(known: Sequence[Setting], words: Sequence[str], page: Page, *, trains: bool = False) -> Stated:
+def read_training(known: Sequence[Setting], words: Sequence[str], page: Page, *, trains: bool = False) -> Given:
     """Read the words of a command that takes the settings of training, whose help has the defaults of its preset.
 
     Args:
@@ -94,47 +94,78 @@ def read_training(known: Sequence[Setting], words: Sequence[str], page: Page, *,
     return read_words(known, page, words, defaults=defaults, of_others=_OF_THE_RUN)
 
 
-def default_of(stated: Stated) -> TrainConfig:
+def default_of(given: Given) -> TrainConfig:
     """Return the defaults that were chosen: those of preset and variant, with the architecture of --init-from.
+
+    A run that exists has that in its own folder, so it resumes even if the model is gone. A path that is no model
+    folder changes nothing: reading the weights reports that.
 
     Raises:
         UserError: an unknown preset or variant, or a wrong value in the file with the architecture.
     """
-    chosen = {each.name: stated.values.get(each.name, each.default) for each in settings_of(Start)}
-    default, folder = preset_with_variant(**chosen), stated.values.get("init_from")
+    chosen = {each.name: given.values.get(each.name, each.default) for each in settings_of(Start)}
+    default, folder = preset_with_variant(**chosen), given.values.get("init_from")
     if folder is None:
         return default
-    preset, run_dir = PRESETS[chosen["preset"]].model, stated.values.get("run_dir")
-    model = _with_architecture(default.model, preset=preset, init_from=folder, run_dir=run_dir)
-    return dataclasses.replace(default, model=model)
-
-
-def _with_architecture(
-    variant: ModelConfig, *, preset: ModelConfig, init_from: Path, run_dir: Path | None
-) -> ModelConfig:
-    """Return the network of a preset and a variant with the architecture that `init_from` gives the run.
-
-    A run that exists has it in its own folder, so it resumes even if the model is gone. A path that is no model folder
-    changes nothing: reading the weights reports that.
-
-    Args:
-        variant: the preset's network with a variant. What that changes stays, so that a contradiction is refused.
-
-    Raises:
-        UserError: a file has a wrong value; the message names it.
-    """
-    for folder in (run_dir or init_from, init_from):
-        file = folder / "config.json"
+    for place in (given.values.get("run_dir") or folder, folder):
+        file = place / "config.json"
         try:
             values = read_json(file).get("model")
         except UserError:
             continue
         if isinstance(values, dict):
+            # What the variant changes stays, so that a contradiction is refused.
+            variant, preset = default.model, PRESETS[chosen["preset"]].model
             model = from_plain(ModelConfig, values, str(file))
             names = {field.name for field in dataclasses.fields(model)} - NOT_OF_WEIGHTS - OF_VOCABULARIES
             same = [name for name in names if getattr(variant, name) == getattr(preset, name)]
-            return dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
-    return variant
+            changed = dataclasses.replace(variant, **{name: getattr(model, name) for name in same})
+            return dataclasses.replace(default, model=changed)
+    return default
+
+
+def refuse_without_effect(given: Mapping[str, str], config: TrainConfig) -> None:
+    """Refuse settings that were given although the others leave them without effect, and a data folder given twice.
+
+    Args:
+        given: names of settings, and how the user wrote them.
+
+    Raises:
+        UserError: there is one; the error names it and why it has no effect.
+    """
+    for names, why in _without_effect(config):
+        for name in names.split():
+            if name in given:
+                raise UserError(f"{given[name]} has no effect here, because {why}")
+    places = config.corpora.data
+    folders = [place if is_url(place) else str(Path(place).resolve()) for place in places]
+    if twice := [place for place, folder in zip(places, folders, strict=True) if folders.count(folder) > 1]:
+        raise UserError(
+            f"--data has {twice[0]} twice: pass it once; a larger share of it is a matter of --data-weights"
+        )
+    packs, tokens = (given.get(f"batch.{name}_per_step") for name in ("packs", "target_tokens"))
+    if packs and tokens:
+        raise UserError(f"{packs} and {tokens} both set the size of a step: use one of them")
+
+
+def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield the settings that have no effect, and why. Schedules that a user registered may read both rates."""
+    schedule, has_one_folder = config.optimizer.schedule, len(config.corpora.data) < 2
+    if schedule == "noam":
+        why = "the peak of the noam schedule is --optimizer.lr-scale · (width · warmup_steps)^-0.5: set that factor"
+        yield "optimizer.peak_lr", f"{why}, or use another --optimizer.schedule, such as inverse_sqrt"
+    if schedule in ("inverse_sqrt", "cosine", "constant"):
+        yield "optimizer.lr_scale", "it is a factor of the noam schedule: use --optimizer.peak-lr"
+    if config.checkpoints.init_from is None:
+        yield "init_vocabulary", "it sets how --init-from is read: pass that too"
+    if has_one_folder:
+        yield "data_weights", "there is one data folder: leave it out"
+    if has_one_folder or config.corpora.data_weights:
+        yield "data_temperature", "it mixes several data folders by their sizes, without --data-weights: leave it out"
+    if config.validation.validate_every == 0:
+        yield "validate_sentences best_by validation_command keep_best", "--validate-every is 0: raise that"
+    if config.validation.validation_command is None:
+        yield "validation_command_minutes", "it limits --validation-command: set that too"
 
 
 def _description() -> str:

@@ -21,13 +21,6 @@ For settings that were added after runs had been written: an older run keeps its
 resumed.
 """
 
-_WRITTEN = "written"
-
-
-def written(values: dict[str, bool]) -> dict[str, dict[str, bool]]:
-    """Return the metadata of a field that was a switch: these of its values are still written as true and false."""
-    return {_WRITTEN: values}
-
 
 def to_plain(config: Any) -> dict[str, Any]:
     """Convert a config to JSON values. The settings of a group without a prefix are on the top level."""
@@ -37,8 +30,8 @@ def to_plain(config: Any) -> dict[str, Any]:
         if omits or field.metadata.get("python_only"):
             continue
         value = _to_json(getattr(config, field.name))
-        if _WRITTEN in field.metadata:
-            value = field.metadata[_WRITTEN].get(value, value)
+        if switch := field.metadata.get("written"):
+            value = switch.get(value, value)
         plain.update(value if field.name in flat_groups(type(config)) else {field.name: value})
     return plain
 
@@ -93,24 +86,22 @@ def from_plain(
     if not isinstance(values, dict):
         place = f"{inside[:-1]} in {where}" if inside else where
         raise UserError(f"{place} must hold an object of settings, not {values!r:.60}: {remedy}")
-    hints, groups = typing.get_type_hints(kind), flat_groups(kind)
-    of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in groups.items()}
-    unknown = sorted(set(values).difference(hints.keys() - groups.keys(), *of_groups.values()))
+    hints, flat, arguments = typing.get_type_hints(kind), flat_groups(kind), dict[str, Any]()
+    of_groups = {name: {field.name for field in dataclasses.fields(group)} for name, group in flat.items()}
+    unknown = sorted(values.keys() - (hints.keys() - flat.keys()).union(*of_groups.values()))
     if unknown:
         raise UserError(
             f"{where} has the unknown setting {inside + unknown[0]!r:.60}: remove it, or use the version that wrote "
             "the file"
         )
-    marks = {field.name: field.metadata for field in dataclasses.fields(typing.cast(Any, kind))}
-    arguments = {
-        name: value_of_json(hints[name], value, inside + name, where, remedy, metadata=marks[name])
-        for name, value in values.items()
-        if name in hints
-    }
-    for name, group in groups.items():
-        arguments[name] = from_plain(
-            group, {key: values[key] for key in of_groups[name] & values.keys()}, where, inside=inside, remedy=remedy
-        )
+    # A group of which something is missing is refused last.
+    for field in sorted(dataclasses.fields(typing.cast(Any, kind)), key=lambda field: field.name in flat):
+        name, hint = field.name, hints[field.name]
+        if name in flat:
+            own = {key: values[key] for key in of_groups[name] & values.keys()}
+            arguments[name] = from_plain(hint, own, where, inside=inside, remedy=remedy)
+        elif name in values:
+            arguments[name] = value_of_json(hint, values[name], inside + name, where, remedy, metadata=field.metadata)
     try:
         return kind(**arguments)
     except UserError as error:
@@ -136,8 +127,8 @@ def value_of_json(
     Raises:
         UserError: it is of another type.
     """
-    if type(value) is bool and _WRITTEN in metadata:
-        return next(named for named, switch in metadata[_WRITTEN].items() if switch == value)
+    if type(value) is bool and "written" in metadata:
+        return next(named for named, switch in metadata["written"].items() if switch == value)
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast(type, hint), value, where, inside=f"{name}.", remedy=remedy)
     kinds = options_of(hint)
@@ -163,21 +154,12 @@ def value_of_json(
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Parse JSON in UTF-8 that a person may have written.
+    """Parse JSON in UTF-8.
 
     Raises:
-        ValueError: the content is something else, or repeats a name in one object.
+        ValueError: the content is something else.
     """
-    return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content, object_pairs_hook=_object)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the name {twice!r:.60} twice")
-    return values
+    return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
 
 
 def read_json(path: Path) -> dict[str, Any]:

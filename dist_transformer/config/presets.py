@@ -4,7 +4,6 @@ A row is relative to the paper's base model ("half the feed-forward width"), so 
 `base`) and at the size of any other preset. At full size each row has the paper's settings, except rows B.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -26,7 +25,7 @@ _BIG = ModelConfig(width=1024, heads=16, ffn_width=4096, dropout=0.3)
 PRESETS: dict[str, TrainConfig] = {
     # For the embedded corpus and smoke tests: minutes on two CPU cores.
     "tiny": _preset(
-        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2, dropout=0.1),
+        model=ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=2),
         batch=BatchConfig(max_target_tokens=1024, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=3e-3, warmup_steps=200),
         max_steps=1000,
@@ -67,19 +66,8 @@ PRESETS: dict[str, TrainConfig] = {
     # tutorial's, 5e-3, does not. Its 2,048 pairs per step are 8 packs of 256 pairs, at 15.75 target tokens per pair:
     # 376,778 / 23,927 in the captions that were measured.
     "ted_tutorial": _preset(
-        model=ModelConfig(width=512, heads=8, ffn_width=2048, encoder_layers=6, decoder_layers=6, dropout=0.1),
         batch=BatchConfig(max_target_tokens=4031, packs_per_step=8),
-        optimizer=OptimizerConfig(
-            schedule="cosine",
-            peak_lr=2e-4,
-            warmup_steps=1000,
-            min_lr=1e-5,
-            beta1=0.9,
-            beta2=0.98,
-            epsilon=1e-9,
-            weight_decay=0.01,
-            label_smoothing=0.1,
-        ),
+        optimizer=OptimizerConfig(schedule="cosine", peak_lr=2e-4, warmup_steps=1000, min_lr=1e-5, weight_decay=0.01),
         max_steps=10_000,
         validate_every=100,
     ),
@@ -167,13 +155,7 @@ VARIANTS: dict[str, Variant] = {
     "D4": Variant(label_smoothing=0.2),
     # (E) Learned positions in place of sinusoids.
     "E": Variant(learned_positions=True),
-    "big": Variant(
-        width=_DOUBLE,
-        ffn_width=_DOUBLE,
-        heads=_DOUBLE,
-        more_dropout=0.2,
-        steps=Fraction(3),
-    ),
+    "big": Variant(width=_DOUBLE, ffn_width=_DOUBLE, heads=_DOUBLE, more_dropout=0.2, steps=Fraction(3)),
 }
 
 
@@ -197,6 +179,7 @@ def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
     if row not in VARIANTS:
         raise UserError(f"--variant {row} is unknown: {meant(row, VARIANTS)}")
     variant, model, optimizer = VARIANTS[row], config.model, config.optimizer
+    more, smoothing = variant.more_dropout, variant.label_smoothing
     inner = model.heads * model.attention_head_width
     heads = 1 if variant.heads is None else _whole(model.heads, variant.heads, "heads", row)
     width = _whole(model.width, variant.width, "width", row)
@@ -204,29 +187,20 @@ def apply_variant(config: TrainConfig, row: str) -> TrainConfig:
         head_width = _whole(inner, Fraction(1, heads), "heads × head_width", row)
     else:
         head_width = _whole(model.attention_head_width, variant.head_width, "head_width", row)
-    more = variant.more_dropout
-    changed = dataclasses.replace(
-        model,
-        width=width,
-        heads=heads,
-        head_width=head_width if heads * head_width != width else None,
-        ffn_width=_whole(model.ffn_width, variant.ffn_width, "ffn_width", row),
-        encoder_layers=max(1, round(model.encoder_layers * variant.layers)),
-        decoder_layers=max(1, round(model.decoder_layers * variant.layers)),
-        dropout=0.0 if more is None else round(model.dropout + more, 6),
-        positions="learned" if variant.learned_positions else model.positions,
-    )
-    smoothing = variant.label_smoothing
-    return dataclasses.replace(
-        config,
-        model=changed,
-        max_steps=round(config.max_steps * variant.steps),
-        optimizer=dataclasses.replace(
-            optimizer,
-            peak_lr=optimizer.peak_lr if variant.width == 1 else optimizer.peak_lr * float(variant.width) ** -0.5,
-            label_smoothing=optimizer.label_smoothing if smoothing is None else smoothing,
-        ),
-    )
+    changes = {
+        "max_steps": round(config.max_steps * variant.steps),
+        "model.width": width,
+        "model.heads": heads,
+        "model.head_width": head_width if heads * head_width != width else None,
+        "model.ffn_width": _whole(model.ffn_width, variant.ffn_width, "ffn_width", row),
+        "model.encoder_layers": max(1, round(model.encoder_layers * variant.layers)),
+        "model.decoder_layers": max(1, round(model.decoder_layers * variant.layers)),
+        "model.dropout": 0.0 if more is None else round(model.dropout + more, 6),
+        "model.positions": "learned" if variant.learned_positions else model.positions,
+        "optimizer.peak_lr": optimizer.peak_lr * float(variant.width) ** -0.5,
+        "optimizer.label_smoothing": optimizer.label_smoothing if smoothing is None else smoothing,
+    }
+    return config.changed(**changes)
 
 
 def _whole(size: int, factor: Fraction, name: str, row: str) -> int:

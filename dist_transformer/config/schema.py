@@ -8,9 +8,10 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import operator
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -30,8 +31,9 @@ def setting(default: Any = dataclasses.MISSING, **special: Any) -> Any:
     Args:
         special: `flag`, its name if it is not that of the field; `position=True` if it may be given without its flag;
             `alone`, its value if the flag has none; `commas=True` if its values are one word, separated by commas;
-            `python_only=True` if neither a flag nor a file can state it; `program=True` if it is a program to run,
-            which no file may name, because the file may come from a stranger.
+            `python_only=True` if neither a flag nor a file can set it; `program=True` if it is a program to run,
+            which no file may name, because the file may be untrusted; `written`, values that are written as true or
+            false, because the field was a switch once; `omit_default=True` as in `plain.OMIT_DEFAULT`.
     """
     return dataclasses.field(default=default, metadata=special)
 
@@ -42,6 +44,8 @@ class Setting:
 
     name: str
     """Name with its groups, such as `model.width`."""
+    path: str
+    """Names of the attributes that lead to it, such as `checkpoints.save_every`."""
     hint: Any
     marks: tuple[Any, ...]
     default: Any
@@ -74,30 +78,33 @@ class Setting:
     def text(self) -> str:
         """Docstring of the field."""
         name = self.name.rpartition(".")[2]
-        found = (_texts_of(kind).get(name) for kind in self.owner.__mro__[:-1])
+        texts = (_texts_in(inspect.getfile(kind)).get(kind.__name__, {}) for kind in self.owner.__mro__[:-1])
+        found = (each.get(name) for each in texts)
         return next(filter(None, found), "")
 
 
-def settings_of(kind: type, *, place: str = "") -> list[Setting]:
+def settings_of(kind: type, *, place: str = "", path: str = "") -> list[Setting]:
     """List the settings of a dataclass and of its groups, in order.
 
     Args:
-        place: what precedes the names.
+        place: what precedes the names; likewise `path`.
     """
-    hints, found = typing.get_type_hints(kind), list[Setting]()
-    marks = typing.get_type_hints(kind, include_extras=True)
+    marks, found = typing.get_type_hints(kind, include_extras=True), list[Setting]()
     for field in dataclasses.fields(kind):
-        hint, marked = hints[field.name], getattr(marks[field.name], "__metadata__", ())
+        mark, own = marks[field.name], f"{path}{field.name}"
+        marked = getattr(mark, "__metadata__", ())
+        hint = mark.__origin__ if marked else mark
         if dataclasses.is_dataclass(hint):
-            found += settings_of(typing.cast(type, hint), place=place if FLAT in marked else f"{place}{field.name}.")
+            inner = place if FLAT in marked else f"{place}{field.name}."
+            found += settings_of(typing.cast(type, hint), place=inner, path=f"{own}.")
         elif not field.metadata.get("python_only"):
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             found.append(
                 Setting(
                     name=place + field.name,
+                    path=own,
                     hint=hint,
                     marks=marked,
-                    default=default,
+                    default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
                     metadata=field.metadata,
                     owner=kind,
                 )
@@ -113,16 +120,7 @@ def flat_groups(kind: type) -> dict[str, type]:
 
 def values_of(config: Any) -> dict[str, Any]:
     """Return the value of every setting of a config by its name, such as `model.width`."""
-    found: dict[str, Any] = {}
-    flat = flat_groups(type(config))
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            place = "" if field.name in flat else f"{field.name}."
-            found |= {f"{place}{name}": inner for name, inner in values_of(value).items()}
-        else:
-            found[field.name] = value
-    return found
+    return {each.name: operator.attrgetter(each.path)(config) for each in settings_of(type(config))}
 
 
 def build(kind: type[T], values: Mapping[str, Any], *, default: T | None = None, place: str = "") -> T:
@@ -167,10 +165,6 @@ def choices_of(hint: Any) -> list[Any]:
 def summary_of(kind: type) -> str:
     """Return the first paragraph of a dataclass's docstring."""
     return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
-
-
-def _texts_of(kind: type) -> dict[str, str]:
-    return _texts_in(inspect.getfile(kind)).get(kind.__name__, {})
 
 
 @functools.cache
@@ -221,3 +215,34 @@ def _numbers(config: object, names: Iterable[str]) -> Iterator[tuple[str, int | 
 def require_known(config: object, name: str, registry: Registry[Any]) -> None:
     value = getattr(config, name)
     require(value in registry, name, value, registry.remedy_for(value))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagRules:
+    """When the flags of a command have an effect. Several flags are separated by spaces."""
+
+    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Flags, maybe with another flag ("--a with --b"), and those of which they need one."""
+    conflicts: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    """Flags, those of which each leaves them without effect, and why."""
+
+    def check(self, given: Collection[str]) -> None:
+        """Refuse a flag that is given although the others leave it without effect, also if it has its default.
+
+        Raises:
+            UserError: there is one; the error names both flags and the remedy.
+        """
+        for rule, others in self.needs.items():
+            flags, _, mode = rule.partition(" with ")
+            known = others.split()
+            if (mode and mode not in given) or not set(known).isdisjoint(given):
+                continue
+            for flag in flags.split():
+                if flag in given:
+                    what = f"{flag} with {mode}" if mode else flag
+                    add = known[0] if len(known) == 1 else "one of them"
+                    raise UserError(f"{what} needs {' or '.join(known)}: add {add}, or leave {flag} out")
+        for (some, others), why in self.conflicts.items():
+            for flag, other in itertools.product(some.split(), others.split()):
+                if flag in given and other in given:
+                    raise UserError(f"{flag} has no effect with {other}, {why}: leave {flag} or {other} out")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import Measure, require_measurable
-from dist_transformer.config.plain import OMIT_DEFAULT, written
+from dist_transformer.config.plain import OMIT_DEFAULT
 from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
 from dist_transformer.config.schema import (
     FLAT,
@@ -24,16 +24,13 @@ from dist_transformer.config.schema import (
     setting,
     settings_of,
 )
-from dist_transformer.config.timeouts import TimeoutConfig
 
 EMBEDDED_CORPUS = ("embedded corpus",)
 """Placeholder for the synthetic corpus where --test-mode expects a data folder."""
 
 # Target tokens per micro-batch whose activations fit the caches of a CPU.
 _TOKENS_ON_A_CPU = 4096
-
-
-_TIED = ("all", "target", "none")
+_TIMEOUTS = ("timeout_minutes", "setup_timeout_minutes", "checkpoint_timeout_minutes", "evaluation_timeout_minutes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,28 +59,26 @@ class ModelConfig:
     """Function inside the feed-forward layers; swish, x · sigmoid(x), is that of Marian's published models."""
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + sublayer(x)), as in the paper; pre: x + sublayer(LayerNorm(x)), and a norm at the end."""
-    norm_epsilon: float = field(default=1e-5, metadata=OMIT_DEFAULT)
+    norm_epsilon: float = setting(1e-5, **OMIT_DEFAULT)
     """Added to the variance in LayerNorm; Marian has 1e-6."""
     positions: Annotated[str, POSITIONS] = "sinusoidal"
     """sinusoidal: those of the paper; sinusoidal_t2t: those of tensor2tensor, fairseq and Marian; learned: a table."""
-    attention: Annotated[str, ATTENTIONS] = field(default="softmax", metadata=OMIT_DEFAULT)
+    attention: Annotated[str, ATTENTIONS] = setting("softmax", **OMIT_DEFAULT)
     """softmax: as in the paper; registered variants change its scores."""
     max_positions: int = 1024
     """Longest sentence in tokens."""
-    tie_embeddings: Literal["all", "target", "none"] = field(
-        default="all", metadata=written({"all": True, "none": False})
-    )
+    tie_embeddings: Literal["all", "target", "none"] = setting("all", written={"all": True, "none": False})
     """Parts that share one matrix. all: source embedding, target embedding and output projection, which becomes target
     if the languages have a vocabulary each; target: the last two; none: each part has its own."""
-    output_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
+    output_bias: bool = setting(False, **OMIT_DEFAULT)
     """Add a bias to the output projection, one number per entry of the vocabulary."""
-    begin_with_pad: bool = field(default=False, metadata=OMIT_DEFAULT)
+    begin_with_pad: bool = setting(False, **OMIT_DEFAULT)
     """Begin the decoder with the vector of <pad> instead of that of <s>, as Marian's published models do."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
     """Entries of the vocabulary, or of that of the source language; read from the data folder, 0 until then."""
-    target_vocab_size: int = field(default=0, metadata=OMIT_DEFAULT)
+    target_vocab_size: int = setting(0, **OMIT_DEFAULT)
     """Entries of the vocabulary of the target language; 0: both languages have the same one."""
 
     def __post_init__(self) -> None:
@@ -99,8 +94,6 @@ class ModelConfig:
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
         for name in ("vocab_size", "target_vocab_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
-        remedy = f"it must be one of {', '.join(_TIED)}"
-        require(self.tie_embeddings in _TIED, "tie_embeddings", self.tie_embeddings, remedy)
         if self.target_vocab_size:
             remedy = "two vocabularies cannot share all three matrices: use target or none"
             require(self.tie_embeddings != "all", "tie_embeddings", self.tie_embeddings, remedy)
@@ -148,7 +141,7 @@ class BatchConfig:
     """Most sentence pairs per pack; default: an eighth of max_target_tokens."""
     packs_per_step: int = 64
     """Packs per optimizer step, on all ranks together."""
-    target_tokens_per_step: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    target_tokens_per_step: int | None = setting(None, **OMIT_DEFAULT)
     """Most target tokens per optimizer step, on all ranks together: sets packs_per_step to the nearest number of packs,
     and is None after that."""
     packs_per_micro_batch: int | None = None
@@ -202,9 +195,9 @@ class BatchConfig:
 class OptimizerConfig:
     """The optimizer and its learning rate (section 5.3)."""
 
-    kind: Literal["adam", "muon"] = field(default="adam", metadata=OMIT_DEFAULT)
+    kind: Literal["adam", "muon"] = setting("adam", **OMIT_DEFAULT)
     """muon: orthogonalised updates for the matrices of encoder and decoder, Adam for the rest (docs/muon.md)."""
-    momentum: float = field(default=0.95, metadata=OMIT_DEFAULT)
+    momentum: float = setting(0.95, **OMIT_DEFAULT)
     """Decay of Muon's mean of gradients."""
     schedule: Annotated[str, SCHEDULES] = "noam"
     """noam: lr_scale · width^-0.5 · min(step^-0.5, step · warmup^-1.5). The others rise linearly to peak_lr, then:
@@ -215,7 +208,7 @@ class OptimizerConfig:
     """Factor on the noam learning rate; refused with the other schedules."""
     peak_lr: float = 1e-3
     """Highest learning rate, reached at warmup_steps; refused with noam, which has a peak of its own."""
-    min_lr: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    min_lr: float = setting(0.0, **OMIT_DEFAULT)
     """Lowest learning rate after the warm-up, for every schedule."""
     beta1: float = 0.9
     """Decay of the mean of gradients."""
@@ -229,7 +222,7 @@ class OptimizerConfig:
     """Clip the gradient to this norm; 0: no clipping, as in the paper."""
     label_smoothing: float = 0.1
     """Share of the target probability that is spread over the vocabulary."""
-    rdrop_alpha: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    rdrop_alpha: float = setting(0.0, **OMIT_DEFAULT)
     """R-Drop (Liang et al. 2021, who use 5): compute each sentence twice, under two dropout masks, and add alpha / 2
     times the mean KL divergence of both outputs to the mean loss. It doubles the work of a step; 0: off."""
 
@@ -313,7 +306,7 @@ class ValidationConfig:
     validation_command: str | None = setting(None, **OMIT_DEFAULT, program=True)
     """Program that scores the translations, with {source}, {hypothesis} and {reference} for its files; its score is the
     last word that it prints. Rank 0 runs it, without a shell."""
-    validation_command_minutes: float = field(default=30.0, metadata=OMIT_DEFAULT)
+    validation_command_minutes: float = setting(30.0, **OMIT_DEFAULT)
     """End validation_command after this time; the validation then has no score of it."""
     patience: int = 0
     """Stop after this many validations without a new best score; 0: never."""
@@ -323,6 +316,32 @@ class ValidationConfig:
         require_positive(self, "validation_command_minutes")
         require_measurable(self.best_by, sentences=self.validate_sentences, command=self.validation_command)
         require(self.patience == 0 or self.validate_every > 0, "patience", self.patience, "set validate_every above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeoutConfig:
+    """Timeouts: how long parts of a job may make no progress, and the job take."""
+
+    timeout_minutes: float = 0.0
+    """End the job without progress for so long; 0: 20 times its slowest recent step, at least 5 and at most 30."""
+    setup_timeout_minutes: float = 30.0
+    """The same for the time up to the first step; the message names the ranks that did not join."""
+    checkpoint_timeout_minutes: float = 60.0
+    """The same for one checkpoint."""
+    evaluation_timeout_minutes: float = 120.0
+    """The same for one validation."""
+    walltime_minutes: float = 0.0
+    """Time limit of the job, from its start; training saves and ends before it. 0: SLURM's limit, if there is one."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, *_TIMEOUTS[1:])
+        require_not_negative(self, "timeout_minutes", "walltime_minutes")
+
+    @property
+    def collective_timeout_minutes(self) -> float:
+        """Timeout of one collective in minutes."""
+        # Longer than every limit above, so that the watchdog ends the job first: it names the rank that is behind.
+        return 1.5 * max(getattr(self, name) for name in _TIMEOUTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,15 +363,15 @@ class TrainConfig:
     """Steps between log lines."""
     ema_decay: float = 0.0
     """Decay per step of a moving average of the weights, which is saved with them; 0: none; often 0.999 or 0.9999."""
-    freeze: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    freeze: tuple[str, ...] = setting((), **OMIT_DEFAULT)
     """Parts that stay as they are: embeddings, encoder, encoder.0-3, decoder, cross_attention, norms, biases, globs."""
     max_skipped_steps: int = 10
     """Abort after this many steps in a row with a loss or gradient that is not finite."""
     precision: Literal["bf16", "fp32"] | None = None
     """Arithmetic of the model; default: bf16 if the device supports it, otherwise fp32."""
-    compile: Literal["auto", "on", "off"] = field(default="auto", metadata=written({"on": True, "off": False}))
+    compile: Literal["auto", "on", "off"] = setting("auto", written={"on": True, "off": False})
     """Compile layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; auto: from 6,000 target tokens at once."""
-    profile: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    profile: str | None = setting(None, **OMIT_DEFAULT)
     """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
     seed: int = 1
     """Seed of the first weights, the dropout masks and the order of the data."""

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import re
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,30 +41,27 @@ def command_meant(name: str, commands: Iterable[str]) -> str | None:
     return _foreign_names("commands").get(plain_name(name)) or nearest(name, commands, cutoff=_NEAR)
 
 
-def refuse_wrong_flags(
-    words: Sequence[str],
-    known: Collection[str],
-    *,
-    program: str,
-) -> None:
-    """Refuse the flags that a command does not have, all at once. A command line that asks for help has none.
+def program() -> str:
+    """Return the command as the user calls it."""
+    return Path(sys.argv[0]).name
+
+
+def refuse_wrong_flags(words: Sequence[str], known: Collection[str]) -> None:
+    """Refuse the flags that a command does not have, all at once.
 
     Args:
         words: command line; after `--` there are no flags.
         known: flags of the command.
-        program: command, for the way to its help.
 
     Raises:
         UserError: there are such flags; the message has the counterpart or the nearest flag of each.
     """
     ends = words.index("--") if "--" in words else len(words)
     flags = [word.partition("=")[0] for word in words[:ends] if re.match(r"--?[A-Za-z]", word) and " " not in word]
-    if {"-h", "--help"} & set(flags):
-        return
     names = {plain_name(flag) for flag in known}
     wrong = [flag for flag in dict.fromkeys(flags) if not flag.startswith("--") or plain_name(flag) not in names]
     if wrong:
-        remedies = {flag: _remedy(flag, names) or f"see {program} --help" for flag in wrong}
+        remedies = {flag: _remedy(flag, names) or f"see {program()} --help" for flag in wrong}
         raise UserError(_refusal(remedies, "flag"))
 
 
@@ -81,11 +79,6 @@ def refuse_wrong_settings(names: Iterable[str], known: Collection[str], where: s
     written = {name: _as_setting(_remedy(name, plain) or "leave it out") for name in wrong}
     if written:
         raise UserError(f"in {where}, {_refusal(written, 'setting')}")
-
-
-def list_flags(choices: Mapping[str, Sequence[str]]) -> str:
-    """Write flags and their choices as LIST_FLAGS prints them."""
-    return "\n".join(" ".join([flag, *values]) for flag, values in choices.items())
 
 
 @functools.cache

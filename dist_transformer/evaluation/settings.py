@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.schema import FLAT, settings_of
-from dist_transformer.config.stated import FlagRules
+from dist_transformer.config.schema import FLAT, FlagRules, settings_of
 from dist_transformer.inference.decoding import RULES, Loading, SearchOrMbr
 
 

@@ -3,8 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dist_transformer.config.schema import require, require_fraction, require_not_negative, require_positive, setting
-from dist_transformer.config.stated import FlagRules
+from dist_transformer.config.schema import (
+    FlagRules,
+    require,
+    require_fraction,
+    require_not_negative,
+    require_positive,
+    setting,
+)
 
 Precision = Literal["fp32", "bf16", "int8"]
 """Arithmetic. int8 means products of integers in a search; all other operations are in bf16 or fp32."""

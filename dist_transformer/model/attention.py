@@ -310,14 +310,8 @@ class MultiHeadAttention(nn.Module):
 
         The queries are scaled already.
         """
-        return functional.scaled_dot_product_attention(
-            q_BHQK,
-            k_BHSK,
-            v_BHSK,
-            group.mask_B1QK.to(q_BHQK.dtype),
-            dropout_p=self.dropout if self.training else 0.0,
-            scale=1.0,
-        )
+        mask, p = group.mask_B1QK.to(q_BHQK.dtype), self.dropout if self.training else 0.0
+        return functional.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, mask, dropout_p=p, scale=1.0)
 
     def project_memory(
         self, memory_SD: torch.Tensor, linear: Linear = products.linear
@@ -384,9 +378,8 @@ class MultiHeadAttention(nn.Module):
 
 def _places(queries: int, keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions of queries and keys from 0 on, in the shapes that `adjust_scores` takes."""
-    return torch.arange(queries, device=device)[None, None, :, None], torch.arange(keys, device=device)[
-        None, None, None
-    ]
+    queries_Q, keys_X = (torch.arange(count, device=device) for count in (queries, keys))
+    return queries_Q[None, None, :, None], keys_X[None, None, None]
 
 
 def make_attention(config: ModelConfig, role: Role) -> MultiHeadAttention:

@@ -6,7 +6,8 @@ Shapes of attention are those of `packed_attention`. `sums` holds the logarithm 
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -17,70 +18,46 @@ _ROWS_OF_BLOCK = 128
 _SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
-class _Shape(ctypes.Structure):
-    """The struct `Shape` of the C++ source."""
+def _struct(*members: str) -> type[ctypes.Structure]:
+    """Make a struct of the C++ source from its members: a type, and the names that have it."""
+    kinds = {"pointer": ctypes.c_void_p, "int": ctypes.c_int64, "float": ctypes.c_float}
+    fields = [(name, kinds[kind]) for kind, *names in map(str.split, members) for name in names]
 
-    _fields_ = (
-        ("query_offsets", ctypes.c_void_p),
-        ("key_offsets", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("sentences", "heads", "width", "tokens")),
-        *((name, ctypes.c_int64) for name in ("q_stride", "kv_stride", "grad_q_stride", "grad_kv_stride")),
-        ("causal", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-    )
+    class Struct(ctypes.Structure):
+        _fields_ = fields
+
+    return Struct
 
 
-class _Beams(ctypes.Structure):
-    """The struct `Beams` of the C++ source."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("sentences", "beam", "heads", "width", "entries")),
-        *((name, ctypes.c_int64) for name in ("q_sentence", "q_hypothesis", "q_head")),
-        *((name, ctypes.c_int64) for name in ("kv_sentence", "kv_head", "kv_entry")),
-        *((name, ctypes.c_int64) for name in ("mask_sentence", "mask_hypothesis", "threads")),
-    )
-
-
-class _Residual(ctypes.Structure):
-    """The struct `Residual` of the C++ source."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "lowest_kept")),
-        *((name, ctypes.c_float) for name in ("scale", "epsilon")),
-        ("threads", ctypes.c_int64),
-    )
+# The structs of the same names.
+_Shape = _struct(
+    "pointer query_offsets key_offsets",
+    "int sentences heads width tokens q_stride kv_stride grad_q_stride grad_kv_stride causal threads",
+)
+_Beams = _struct(
+    "int sentences beam heads width entries q_sentence q_hypothesis q_head kv_sentence kv_head kv_entry",
+    "int mask_sentence mask_hypothesis threads",
+)
+_Residual = _struct("int rows width block lowest_kept", "float scale epsilon", "int threads")
+_Sums = _struct("int rows width block threads")
+_Matrix = _struct("int rows width threads")
+_Softmax = _struct("int rows row_step vocabulary replace", "float smoothing", "int threads")
+_Best = _struct("pointer never", "int never_count end count", "pointer values ends tokens")
 
 
-class _Sums(ctypes.Structure):
-    """The struct `Sums` of the C++ source."""
+class Keep(NamedTuple):
+    """Decision by 16 random bits whether dropout keeps an element."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "width", "block", "threads"))
+    lowest: int
+    """Elements with lower bits, as a signed number, are dropped."""
+    scale: float
+    """Factor of the others."""
 
-
-class _Matrix(ctypes.Structure):
-    """The struct `Matrix` of the C++ source."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "width", "threads"))
-
-
-class _Softmax(ctypes.Structure):
-    """The struct `Softmax` of the C++ source."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "row_step", "vocabulary", "replace")),
-        ("smoothing", ctypes.c_float),
-        ("threads", ctypes.c_int64),
-    )
-
-
-class _Best(ctypes.Structure):
-    """The struct `Best` of the C++ source."""
-
-    _fields_ = (
-        ("never", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("never_count", "end", "count")),
-        *((name, ctypes.c_void_p) for name in ("values", "ends", "tokens")),
-    )
+    @classmethod
+    def all_but(cls, p: float) -> "Keep":
+        """Drop with probability `p`, rounded to 1/65536."""
+        dropped = min(round(p * 2**16), 2**16 - 1)
+        return cls(lowest=dropped - 2**15, scale=2**16 / (2**16 - dropped))
 
 
 @functools.cache
@@ -94,19 +71,17 @@ def takes(dtype: torch.dtype) -> bool:
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
-    *,
-    causal: bool,
+    inputs: Sequence[torch.Tensor], offsets: Sequence[torch.Tensor], *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the sums."""
-    out = torch.empty(q.shape, dtype=q.dtype)
-    sums = torch.empty(q.shape[1], q.shape[0])
-    shape = _shape(q, k, query_offsets, key_offsets, causal=causal)
-    _call("attend", shape, (q, k, v, out, sums))
+    """Return the output and the sums.
+
+    Args:
+        inputs: queries, keys and values.
+        offsets: those of the queries and of the keys.
+    """
+    q = inputs[0]
+    out, sums = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[1], q.shape[0])
+    _call("attend", _shape(inputs, offsets, causal=causal), (*inputs, out, sums))
     return out, sums
 
 
@@ -115,13 +90,12 @@ def return_gradients(
     inputs: Sequence[torch.Tensor],
     sums: torch.Tensor,
     results: Sequence[torch.Tensor],
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
+    offsets: Sequence[torch.Tensor],
     *,
     causal: bool,
 ) -> None:
     """Write the gradients of queries, keys and values to `results`."""
-    shape = _shape(inputs[0], inputs[1], query_offsets, key_offsets, causal=causal, results=results)
+    shape = _shape(inputs, offsets, causal=causal, results=results)
     _call("return_gradients", shape, (*inputs, sums, gradient.contiguous(), *results))
 
 
@@ -178,9 +152,7 @@ def best_tokens(
     best = _Best(
         never.data_ptr(), len(never), end, count, values_Rc.data_ptr(), ends_R.data_ptr(), tokens_Rc.data_ptr()
     )
-    library = _library()
-    assert library is not None
-    getattr(library, f"best_tokens_{_SUFFIXES[logits_RV.dtype]}")(
+    _function(f"best_tokens_{_SUFFIXES[logits_RV.dtype]}")(
         ctypes.c_void_p(logits_RV.data_ptr()),
         ctypes.c_int64(rows),
         ctypes.c_int64(vocabulary),
@@ -196,21 +168,19 @@ def add_and_normalise(
     bits_TD: torch.Tensor | None,
     gain_D: torch.Tensor,
     bias_D: torch.Tensor,
+    keep: Keep,
     *,
-    lowest_kept: int,
-    scale: float,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return LayerNorm(x + Dropout(y)), and for the backward pass mean and inverse deviation of each row, in fp32.
 
     Args:
         bits_TD: random, int16; None keeps all of y.
-        lowest_kept: elements of y with lower bits are dropped.
-        scale: factor of the others.
+        keep: elements of y to keep.
     """
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
     means_T, factors_T = torch.empty(2, len(x_TD))
-    shape = _residual(x_TD, lowest_kept, scale, epsilon)
+    shape = _Residual(*x_TD.shape, _ROWS_OF_BLOCK, *keep, epsilon, torch.get_num_threads())
     _call("add_and_normalise", shape, (x_TD, y_TD, bits_TD, gain_D, bias_D, out_TD, means_T, factors_T))
     return out_TD, means_T, factors_T
 
@@ -223,9 +193,7 @@ def return_normalised(
     gain_D: torch.Tensor,
     means_T: torch.Tensor,
     factors_T: torch.Tensor,
-    *,
-    lowest_kept: int,
-    scale: float,
+    keep: Keep,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of x, y, gain and bias, the last two in fp32."""
     grad_x_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -233,7 +201,7 @@ def return_normalised(
     blocks = -(-len(x_TD) // _ROWS_OF_BLOCK)
     grad_gain_CD, grad_bias_CD = torch.empty(2, blocks, x_TD.shape[1])
     inputs = (x_TD, y_TD, bits_TD, gain_D, means_T, factors_T, gradient_TD.contiguous())
-    shape = _residual(x_TD, lowest_kept, scale, 0.0)
+    shape = _Residual(*x_TD.shape, _ROWS_OF_BLOCK, *keep, 0.0, torch.get_num_threads())
     _call("return_normalised", shape, (*inputs, grad_x_TD, grad_y_TD, grad_gain_CD, grad_bias_CD))
     return grad_x_TD, grad_y_TD, grad_gain_CD.sum(0), grad_bias_CD.sum(0)
 
@@ -241,9 +209,7 @@ def return_normalised(
 def random_words(seed: int, count: int) -> torch.Tensor:
     """Return `count` times 32 random bits, int32, which depend on the seed of 64 bits alone."""
     words = torch.empty(count, dtype=torch.int32)
-    library = _library()
-    assert library is not None
-    library.random_words(
+    _function("random_words")(
         ctypes.c_uint64(seed),
         ctypes.c_int64(count),
         ctypes.c_void_p(words.data_ptr()),
@@ -313,43 +279,30 @@ def smoothed_softmax(
     return totals_R, picked_R
 
 
-def _residual(x_TD: torch.Tensor, lowest_kept: int, scale: float, epsilon: float) -> _Residual:
-    return _Residual(*x_TD.shape, _ROWS_OF_BLOCK, lowest_kept, scale, epsilon, torch.get_num_threads())
-
-
 def _shape(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
     *,
     causal: bool,
     results: Sequence[torch.Tensor] = (),
-) -> _Shape:
-    if len(query_offsets) != len(key_offsets):
-        raise ValueError(f"{len(query_offsets)} offsets of queries and {len(key_offsets)} of keys")
-    tokens, heads, width = q.shape
-    grad_strides = (results[0].stride(0), results[1].stride(0)) if results else (0, 0)
-    return _Shape(
-        query_offsets.data_ptr(),
-        key_offsets.data_ptr(),
-        len(query_offsets) - 1,
-        heads,
-        width,
-        tokens,
-        q.stride(0),
-        k.stride(0),
-        *grad_strides,
-        causal,
-        torch.get_num_threads(),
-    )
+) -> ctypes.Structure:
+    of_queries, of_keys = offsets
+    if len(of_queries) != len(of_keys):
+        raise ValueError(f"{len(of_queries)} offsets of queries and {len(of_keys)} of keys")
+    tokens, heads, width = inputs[0].shape
+    strides = [tensor.stride(0) for tensor in (*inputs[:2], *results[:2])] + [0, 0]
+    places, sizes = (of_queries.data_ptr(), of_keys.data_ptr()), (len(of_queries) - 1, heads, width, tokens)
+    return _Shape(*places, *sizes, *strides[:4], causal, torch.get_num_threads())
 
 
 def _call(name: str, shape: ctypes.Structure, tensors: Sequence[torch.Tensor | None]) -> None:
-    library, first = _library(), tensors[0]
-    assert library is not None
+    first = tensors[0]
     assert first is not None
-    # ctypes releases the GIL during the call, and keeps the functions that it has looked up as attributes.
-    function = getattr(library, f"{name}_{_SUFFIXES[first.dtype]}")
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    function(ctypes.byref(shape), *map(ctypes.c_void_p, pointers))
+    _function(f"{name}_{_SUFFIXES[first.dtype]}")(ctypes.byref(shape), *map(ctypes.c_void_p, pointers))
+
+
+def _function(name: str) -> Callable[..., None]:
+    # ctypes releases the GIL during a call, and keeps the functions that it has looked up as attributes.
+    found: Callable[..., None] = getattr(_library(), name)
+    return found

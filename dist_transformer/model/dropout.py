@@ -4,29 +4,11 @@ On a CPU, the generator behind `torch.nn.functional.dropout` took 14% of a train
 and a random seed takes a hundredth of that time and has the same effect, with the probability rounded to 1/65536.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch.nn import functional
 
 from dist_transformer.model import cpu_kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Decision by 16 random bits whether an element is kept."""
-
-    lowest: int
-    """Elements with lower bits, as a signed number, are dropped."""
-    scale: float
-    """Factor of the others."""
-
-    @classmethod
-    def all_but(cls, p: float) -> "Keep":
-        """Drop with probability `p`, rounded to 1/65536."""
-        dropped = min(round(p * 2**16), 2**16 - 1)
-        return cls(lowest=dropped - 2**15, scale=2**16 / (2**16 - dropped))
 
 
 def random_bits(shape: torch.Size) -> torch.Tensor:
@@ -54,6 +36,6 @@ def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """Zero each element with probability `p` and scale the others by 1 / (1 - p), when `training`."""
     if not training or p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return functional.dropout(x, p, training)
-    keep = Keep.all_but(p)
+    keep = cpu_kernels.Keep.all_but(p)
     kept = (random_bits(x.shape) >= keep.lowest).to(x.dtype)
     return x * kept.mul_(keep.scale)

@@ -120,17 +120,9 @@ class _SmoothedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
         scale = grad_loss.to(torch.float32)
-        return (
-            (grad_hidden_TD * scale).to(grad_hidden_TD.dtype),
-            (grad_weight_VD * scale).to(grad_weight_VD.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        gradients = ((gradient * scale).to(gradient.dtype) for gradient in ctx.saved_tensors)
+        return *gradients, None, None, None, None, None
 
 
 def logit_rows(

@@ -4,7 +4,8 @@ The buffer's unused tail is split into dummy sentences no longer than the length
 sentence and stays finite. A dummy target token has the label `IGNORED`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,24 +28,13 @@ class PackedTokens:
     max_length: int
     """Upper limit of the length of real and dummy sentences."""
 
-    def to(self, device: torch.device) -> "PackedTokens":
-        return PackedTokens(
-            tokens_T=self.tokens_T.to(device, non_blocking=True),
-            positions_T=self.positions_T.to(device, non_blocking=True),
-            offsets_N=self.offsets_N.to(device, non_blocking=True),
-            lengths=self.lengths,
-            max_length=self.max_length,
-        )
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "PackedTokens":
+        """Copy every tensor by a function."""
+        tensors = ("tokens_T", "positions_T", "offsets_N")
+        return replace(self, **{name: copy(getattr(self, name)) for name in tensors})
 
-    def pin_memory(self) -> "PackedTokens":
-        """Copy to page-locked memory, which a GPU can read while it computes."""
-        return PackedTokens(
-            tokens_T=self.tokens_T.pin_memory(),
-            positions_T=self.positions_T.pin_memory(),
-            offsets_N=self.offsets_N.pin_memory(),
-            lengths=self.lengths,
-            max_length=self.max_length,
-        )
+    def to(self, device: torch.device) -> "PackedTokens":
+        return self.copied(lambda x: x.to(device, non_blocking=True))
 
     def twice(self) -> "PackedTokens":
         """Return a buffer of 2T tokens that holds every sentence twice: all, all again, and the dummies of both."""
@@ -54,13 +44,8 @@ class PackedTokens:
         )
         offsets_N = self.offsets_N
         offsets_N = torch.cat([offsets_N[:count], offsets_N + used, offsets_N[count + 1 :] + size])
-        return PackedTokens(
-            tokens_T=tokens_T,
-            positions_T=positions_T,
-            offsets_N=offsets_N,
-            lengths=np.tile(self.lengths, 2),
-            max_length=self.max_length,
-        )
+        lengths = np.tile(self.lengths, 2)
+        return replace(self, tokens_T=tokens_T, positions_T=positions_T, offsets_N=offsets_N, lengths=lengths)
 
     def split_twice(self, rows_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Split rows of the buffer of `twice` into those of each copy, both (T, D), dummies last as in this buffer."""
@@ -80,15 +65,15 @@ class PackedBatch:
     """Labels: `ids </s>`, and `IGNORED` on dummy tokens; int64, shape (T,)."""
 
     def to(self, device: torch.device) -> "PackedBatch":
-        return PackedBatch(
-            source=self.source.to(device),
-            target=self.target.to(device),
-            labels_T=self.labels_T.to(device, non_blocking=True),
-        )
+        return self._copied(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> "PackedBatch":
-        source, target = self.source.pin_memory(), self.target.pin_memory()
-        return PackedBatch(source=source, target=target, labels_T=self.labels_T.pin_memory())
+        """Copy to page-locked memory, which a GPU can read while it computes."""
+        return self._copied(torch.Tensor.pin_memory)
+
+    def _copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
+        source, target = self.source.copied(copy), self.target.copied(copy)
+        return PackedBatch(source=source, target=target, labels_T=copy(self.labels_T))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

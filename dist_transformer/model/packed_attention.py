@@ -38,7 +38,7 @@ def _compiles(head_width: int) -> bool:
     offsets = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
     q, k, v = torch.zeros(3, 1, 1, head_width, dtype=torch.bfloat16, device="cuda")
     try:
-        _forward(q, k, v, offsets, offsets, causal=False)
+        _forward((q, k, v), (offsets, offsets), causal=False)
     # Triton does not document the errors that it raises if it cannot compile.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -64,8 +64,7 @@ def cross_attention(
 
 def _self_attention(qkv: torch.Tensor, offsets: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output, and the sums of the softmax, which the backward pass needs (see the kernels)."""
-    q, k, v = qkv.unbind(1)
-    return _forward(q, k, v, offsets, offsets, causal=causal)
+    return _forward(qkv.unbind(1), (offsets, offsets), causal=causal)
 
 
 def _self_attention_backward(
@@ -77,15 +76,14 @@ def _self_attention_backward(
     causal: bool,
 ) -> torch.Tensor:
     result = _like(qkv)
-    _backward(gradient, qkv.unbind(1), out, sums, result.unbind(1), offsets, offsets, causal=causal)
+    _backward(gradient, qkv.unbind(1), out, sums, result.unbind(1), (offsets, offsets), causal=causal)
     return result
 
 
 def _cross_attention(
     q: torch.Tensor, kv: torch.Tensor, query_offsets: torch.Tensor, key_offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    k, v = kv.unbind(1)
-    return _forward(q, k, v, query_offsets, key_offsets, causal=False)
+    return _forward((q, *kv.unbind(1)), (query_offsets, key_offsets), causal=False)
 
 
 def _cross_attention_backward(
@@ -99,7 +97,7 @@ def _cross_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dq, dkv = _like(q), _like(kv)
     inputs, results = (q, *kv.unbind(1)), (dq, *dkv.unbind(1))
-    _backward(gradient, inputs, out, sums, results, query_offsets, key_offsets, causal=False)
+    _backward(gradient, inputs, out, sums, results, (query_offsets, key_offsets), causal=False)
     return dq, dkv
 
 
@@ -108,28 +106,22 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
-    *,
-    causal: bool,
+    inputs: Sequence[torch.Tensor], offsets: Sequence[torch.Tensor], *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, _ = inputs
     # Triton's interpreter takes the other types of a CPU.
     if q.device.type == "cpu" and cpu_kernels.takes(q.dtype):
-        return cpu_kernels.attend(q, k, v, query_offsets, key_offsets, causal=causal)
+        return cpu_kernels.attend(inputs, offsets, causal=causal)
     from dist_transformer.model.gpu_kernels import attend
 
     tokens, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
-    tensors = (q, k, v, out, sums, query_offsets, key_offsets)
     strides = (x.stride(0) for x in (q, k, out))
-    grid = (len(query_offsets) - 1, heads)
+    grid = (len(offsets[0]) - 1, heads)
     # Triton launches on the current device.
     with torch.cuda.device_of(q):
-        attend[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
+        attend[grid](*inputs, out, sums, *offsets, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
     return out, sums
 
 
@@ -139,43 +131,27 @@ def _backward(
     out: torch.Tensor,
     sums: torch.Tensor,
     results: Sequence[torch.Tensor],
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
+    offsets: Sequence[torch.Tensor],
     *,
     causal: bool,
 ) -> None:
     if out.device.type == "cpu" and cpu_kernels.takes(out.dtype):
-        offsets = (query_offsets, key_offsets)
-        cpu_kernels.return_gradients(gradient, inputs, sums, results, *offsets, causal=causal)
+        cpu_kernels.return_gradients(gradient, inputs, sums, results, offsets, causal=causal)
         return
     from dist_transformer.model.gpu_kernels import return_gradients
 
     tokens, heads, width = out.shape
-    tensors = (*inputs, out, sums, gradient.contiguous(), *results, query_offsets, key_offsets)
+    tensors = (*inputs, out, sums, gradient.contiguous(), *results, *offsets)
     strides = (x.stride(0) for x in (*inputs[:2], out, *results[:2]))
-    grid = (len(query_offsets) - 1, heads)
+    grid = (len(offsets[0]) - 1, heads)
     with torch.cuda.device_of(out):
         return_gradients[grid](*tensors, width**-0.5, tokens, *strides, CAUSAL=causal, D=width, **_TILES)
 
 
-def _shapes_of_self(qkv: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, _, heads, width = qkv.shape
-    return qkv.new_empty(tokens, heads, width), qkv.new_empty(heads, tokens, dtype=torch.float32)
-
-
-def _shapes_of_self_backward(gradient: torch.Tensor, qkv: torch.Tensor, *_: Any) -> torch.Tensor:
-    return _like(qkv)
-
-
-def _shapes_of_cross(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, heads, width = q.shape
-    return q.new_empty(tokens, heads, width), q.new_empty(heads, tokens, dtype=torch.float32)
-
-
-def _shapes_of_cross_backward(
-    gradient: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _like(q), _like(kv)
+def _shapes(queries: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and the sums without values; the queries may have keys and values next to them."""
+    tokens, *_, heads, width = queries.shape
+    return queries.new_empty(tokens, heads, width), queries.new_empty(heads, tokens, dtype=torch.float32)
 
 
 def _keep_self(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -197,8 +173,8 @@ def _return_cross(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tenso
 
 
 def _define(schema: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> str:
-    """Define an operator: what it computes, and the shapes of its results for torch.compile. Gives its name."""
-    name, _, _ = schema.partition("(")
+    """Define an operator: what it computes, and the shapes of its results for torch.compile. Return its name."""
+    name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{_LIBRARY.ns}::{name}", shapes, lib=_LIBRARY)
@@ -213,31 +189,16 @@ _define(
     "self_attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor sums, Tensor offsets, bool causal)"
     " -> Tensor",
     _self_attention_backward,
-    _shapes_of_self_backward,
+    lambda gradient, qkv, *_: _like(qkv),
 )
 _define(
     "cross_attention_backward(Tensor gradient, Tensor q, Tensor kv, Tensor out, Tensor sums, Tensor query_offsets, "
     "Tensor key_offsets) -> (Tensor, Tensor)",
     _cross_attention_backward,
-    _shapes_of_cross_backward,
+    lambda gradient, q, kv, *_: (_like(q), _like(kv)),
 )
-torch.library.register_autograd(
-    _define(
-        "self_attention(Tensor qkv, Tensor offsets, bool causal) -> (Tensor, Tensor)",
-        _self_attention,
-        _shapes_of_self,
-    ),
-    _return_self,
-    setup_context=_keep_self,
-    lib=_LIBRARY,
-)
-torch.library.register_autograd(
-    _define(
-        "cross_attention(Tensor q, Tensor kv, Tensor query_offsets, Tensor key_offsets) -> (Tensor, Tensor)",
-        _cross_attention,
-        _shapes_of_cross,
-    ),
-    _return_cross,
-    setup_context=_keep_cross,
-    lib=_LIBRARY,
-)
+_SELF = "self_attention(Tensor qkv, Tensor offsets, bool causal) -> (Tensor, Tensor)"
+_CROSS = "cross_attention(Tensor q, Tensor kv, Tensor query_offsets, Tensor key_offsets) -> (Tensor, Tensor)"
+_NAMES = _define(_SELF, _self_attention, _shapes), _define(_CROSS, _cross_attention, _shapes)
+torch.library.register_autograd(_NAMES[0], _return_self, setup_context=_keep_self, lib=_LIBRARY)
+torch.library.register_autograd(_NAMES[1], _return_cross, setup_context=_keep_cross, lib=_LIBRARY)

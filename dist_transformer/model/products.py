@@ -16,7 +16,7 @@ products are exact, so the result of a row does not depend on other rows. With A
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -147,13 +147,7 @@ class ComputedBy(TorchFunctionMode):
         super().__init__()
         self._linear = linear
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        named: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         return (self._linear if function is functional.linear else function)(*arguments, **named or {})
 
 
@@ -165,7 +159,7 @@ def _gains(weight: torch.Tensor) -> bool:
 
 @functools.cache
 def _has_amx() -> bool:
-    """Return whether the processor has matrix units, beside which other work takes a large share of the time."""
+    """Return whether the processor has matrix units, which make other work a large share of the time."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 

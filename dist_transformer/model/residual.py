@@ -12,7 +12,7 @@ from torch import nn
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels
-from dist_transformer.model.dropout import Keep, dropout, random_bits
+from dist_transformer.model.dropout import dropout, random_bits
 
 
 class Residual(nn.Module):
@@ -53,18 +53,12 @@ class _AddAndNormalise(torch.autograd.Function):
     def forward(
         ctx: Any, x_TD: torch.Tensor, y_TD: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, p: float, eps: float
     ) -> torch.Tensor:
-        x_TD, y_TD, ctx.keep = x_TD.contiguous(), y_TD.contiguous(), Keep.all_but(p)
+        x_TD, y_TD, ctx.keep = x_TD.contiguous(), y_TD.contiguous(), cpu_kernels.Keep.all_but(p)
         bits_TD = random_bits(y_TD.shape) if p > 0 else None
-        out_TD, *statistics = cpu_kernels.add_and_normalise(
-            x_TD, y_TD, bits_TD, gain, bias, lowest_kept=ctx.keep.lowest, scale=ctx.keep.scale, epsilon=eps
-        )
+        out_TD, *statistics = cpu_kernels.add_and_normalise(x_TD, y_TD, bits_TD, gain, bias, ctx.keep, epsilon=eps)
         ctx.save_for_backward(x_TD, y_TD, bits_TD, gain, *statistics)
         return out_TD
 
     @staticmethod
     def backward(ctx: Any, gradient_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        keep: Keep = ctx.keep
-        gradients = cpu_kernels.return_normalised(
-            gradient_TD, *ctx.saved_tensors, lowest_kept=keep.lowest, scale=keep.scale
-        )
-        return *gradients, None, None
+        return *cpu_kernels.return_normalised(gradient_TD, *ctx.saved_tensors, ctx.keep), None, None

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -57,40 +57,45 @@ _RESULTS = (
 
 
 class Board:
-    """An event file. After the first disk error it writes a warning and no more events until the next start.
+    """An event file, which is closed after an error of the disk.
 
     Args:
         first_step: first step of this start; TensorBoard drops later steps of an earlier start.
         several: there are several corpora, whose epochs are shown separately.
         earlier: validation records before this start, for the best score so far.
-        warn: called once, when the file cannot be written any more.
+
+    Raises:
+        OSError: the file cannot be written; likewise all methods.
     """
 
     # TensorBoard's own writer is not used, because its thread raises errors later, elsewhere, and with a traceback.
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        first_step: int,
-        several: bool = False,
-        earlier: Iterable[Mapping[str, Any]] = (),
-        warn: Callable[[str], None],
+        self, folder: Path, *, first_step: int, several: bool = False, earlier: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        self._warn, self._several, self._first_step = warn, several, first_step
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from torch.utils.tensorboard.summary import custom_scalars
+
+        self._several, self._first_step = several, first_step
         self._best: dict[str, float] = {}
         for values in earlier:
             self._update_best(values)
-        self._file: io.BufferedWriter | None = None
-        self._attempt(lambda: self._open(folder, first_step))
-        self._add(lambda: [_layout()], first_step)
+        make_folder(folder)
+        # TensorBoard reads files in the order of their names.
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        self._file = append_to(folder / name)
+        self._write({"file_version": "brain.Event:2"})
+        self._write({"step": first_step + 1, "session_log": SessionLog(status=SessionLog.START)})
+        # The charts of the custom scalars tab; regular expressions choose the curves.
+        charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
+        self._add(first_step, custom_scalars({"overview": charts}))
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Write the numbers of a record under `main` or their kind. For `end`, write only that the run has ended."""
         from torch.utils.tensorboard.summary import scalar
 
         if kind == "end":
-            self._add(lambda: [_settings_summaries({})[2]], step)
+            self._add(step, _settings_summaries({})[2])
             return
         place = _GROUPS.get(kind, f"{_RARE}/{kind}")
         if self._several and "corpus" in values:
@@ -100,41 +105,26 @@ class Board:
             self._update_best(values)
             numbers |= {f"best_{name}": best for name, best in self._best.items()}
         tags = {name: f"main/{name}" if (kind, name) in _MAIN else f"{place}/{name}" for name in numbers}
-        self._add(lambda: [scalar(tags[name], value) for name, value in numbers.items()], step)
+        self._add(step, *(scalar(tags[name], value) for name, value in numbers.items()))
 
     def settings(self, values: Mapping[str, int | float | str]) -> None:
         """Write the settings of the run to the table of results; TensorBoard keeps those of the first start."""
-        self._add(lambda: list(_settings_summaries(dict(values))[:2]), self._first_step)
+        self._add(self._first_step, *_settings_summaries(dict(values))[:2])
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         from torch.utils.tensorboard.summary import text
 
-        self._add(lambda: [text(tag, markdown)], step)
+        self._add(step, text(tag, markdown))
 
     def picture(self, tag: str, figure: "Figure", step: int) -> None:
         from PIL import Image
         from torch.utils.tensorboard.summary import image
 
-        def draw() -> list[Any]:
-            with Image.open(io.BytesIO(as_png(figure))) as drawn:
-                return [image(tag, np.asarray(drawn.convert("RGB")), dataformats="HWC")]
-
-        self._add(draw, step)
+        with Image.open(io.BytesIO(as_png(figure))) as drawn:
+            self._add(step, image(tag, np.asarray(drawn.convert("RGB")), dataformats="HWC"))
 
     def close(self) -> None:
-        if self._file is not None:
-            self._attempt(self._file.close)
-
-    def _open(self, folder: Path, first_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
-        make_folder(folder)
-        # TensorBoard reads files in the order of their names.
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
-        self._file = append_to(folder / name)
-        self._write(file_version="brain.Event:2")
-        self._write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
-        self._file.flush()
+        self._file.close()
 
     def _update_best(self, values: Mapping[str, Any]) -> None:
         for name in MEASURES:
@@ -142,48 +132,23 @@ class Board:
             if value is not None and math.isfinite(value):
                 self._best[name] = min(self._best.get(name, value), value, key=partial(badness, name))
 
-    def _add(self, make: Callable[[], list[Any]], step: int) -> None:
-        """Write summaries and flush them."""
+    def _add(self, step: int, *summaries: Any) -> None:
+        self._write(*({"step": step, "summary": summary} for summary in summaries))
 
-        def write() -> None:
-            assert self._file is not None
-            for summary in make():
-                self._write(step=step, summary=summary)
-            self._file.flush()
-
-        if self._file is not None:
-            self._attempt(write)
-
-    def _write(self, **fields: Any) -> None:
+    def _write(self, *events: dict[str, Any]) -> None:
+        """Write events and flush them."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        RecordWriter(self._file).write(Event(wall_time=time.time(), **fields).SerializeToString())
-
-    def _attempt(self, work: Callable[[], None]) -> None:
         try:
-            work()
-        except OSError as error:
-            self._abandon()
-            self._warn(
-                f"TensorBoard's file cannot be written ({error.strerror}): training continues without it; "
-                "metrics.jsonl has the figures"
-            )
-
-    def _abandon(self) -> None:
-        """Close the file; data that the disk did not accept is lost."""
-        if self._file is not None:
+            for event in events:
+                RecordWriter(self._file).write(Event(wall_time=time.time(), **event).SerializeToString())
+            self._file.flush()
+        except OSError:
+            # What the disk did not accept is lost.
             with suppress(OSError):
                 self._file.close()
-            self._file = None
-
-
-def _layout() -> Any:
-    """Describe the charts of the custom scalars tab; regular expressions choose the curves."""
-    from torch.utils.tensorboard.summary import custom_scalars
-
-    charts = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in _CHARTS.items()}
-    return custom_scalars({"overview": charts})
+            raise
 
 
 def _settings_summaries(values: dict[str, int | float | str]) -> tuple[Any, Any, Any]:

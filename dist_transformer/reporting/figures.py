@@ -32,7 +32,7 @@ _CJK_FONTS = (
     "Arial Unicode MS",
 )
 _LABEL_POINTS = 8
-# Inches: a row or column of a map, wide enough for a label; the name beside labels, across and along; a gap.
+# Inches: a row or column of a map, wide enough for a label; the name next to labels, across and along; a gap.
 _CELL, _NAME, _NAME_LENGTH, _GAP = 0.17, 0.25, 0.75, 0.1
 # The colour bar with its label, across, and at least along.
 _BAR_ROOM, _BAR_LENGTH = 1.1, 2.3
@@ -42,8 +42,6 @@ _SHOWN_POSITIONS = 128
 
 def attention_picture(sample: Sample) -> "Figure":
     """Draw the cross-attention of a sample with maps: one panel per decoder layer, one row per produced piece."""
-    if sample.attention_LTS is None:
-        raise ValueError("the sample has no attention maps")
     maps_LTS = np.asarray(sample.attention_LTS)
     panels = [(f"Decoder layer {layer}", map_TS) for layer, map_TS in enumerate(maps_LTS, 1)]
     return heat_maps(
@@ -76,7 +74,7 @@ def heat_maps(
     Args:
         panels: title and map of each, in the order of reading.
         rows: label of each row; likewise `columns`.
-        names: what the columns and the rows are, beside the labels of every panel; without them, labels stand at the
+        names: what the columns and the rows are, next to the labels of every panel; without them, labels stand at the
             left and lower edges of the grid only.
     """
     everywhere, lines = names is not None, math.ceil(len(panels) / panels_per_row)

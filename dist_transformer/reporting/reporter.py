@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,12 @@ from dist_transformer.base.errors import logger
 from dist_transformer.base.markdown import escaped
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.config.plain import flat_settings
-from dist_transformer.config.settings import TrainConfig
-from dist_transformer.config.timeouts import TimeoutConfig
+from dist_transformer.config.settings import TimeoutConfig, TrainConfig
 from dist_transformer.data.loading.packing import EpochSummary
 from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture
-from dist_transformer.reporting.sinks import SINKS, MetricsFile, MetricSink, OptionalSink
+from dist_transformer.reporting.sinks import SINKS, MetricsFile, OptionalSink
 from dist_transformer.run.layout import TENSORBOARD, scan_records
 
 # Width of a terminal of unknown size.
@@ -69,33 +69,33 @@ class Reporter:
     ) -> None:
         self.is_main, self.quiet, self.fence = is_main, quiet, fence
         self.max_steps, self.first_step, self.corpora = max_steps, first_step, corpora
+        # A bar in a terminal; plain lines without carriage returns if either stream goes to a file.
+        self.bar: tqdm[Any] | None = None
+        self.figures: list[str] = []
         if not is_main:
             return
-        # A bar in a terminal; plain lines without carriage returns if either stream goes to a file.
-        self.bar = None
         if not quiet and sys.stderr.isatty() and sys.stdout.isatty():
             room = _terminal_room()
             form = _bar_format(max_steps, [], room)
             self.bar = tqdm(total=max_steps, initial=first_step, bar_format=form, ncols=room, smoothing=0)
-        self.figures: list[str] = []
         self.metrics = MetricsFile(run_dir)
-        validations = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
-        self.board = Board(
-            run_dir / TENSORBOARD,
-            first_step=first_step,
-            several=len(corpora) > 1,
-            earlier=validations,
-            warn=self.say,
-        )
-        added = [OptionalSink(name, partial(SINKS[name], run_dir, first_step), self.say) for name in SINKS.names]
-        self.sinks: list[MetricSink] = [self.metrics, self.board, *added]
+        earlier = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
+        several = len(corpora) > 1
+        board = partial(Board, run_dir / TENSORBOARD, first_step=first_step, several=several, earlier=earlier)
+        self.board = OptionalSink(board, self._lose_board)
+        added = [
+            OptionalSink(partial(SINKS[name], run_dir, first_step), partial(self._lose_sink, name))
+            for name in SINKS.names
+        ]
+        self.optional: list[OptionalSink[Any]] = [self.board, *added]
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Pass `values` of `step` to all sinks; `kind` is `train`, `valid`, `epoch`, `checkpoint` or `end`."""
         if self.is_main:
             self.fence()
-            for sink in self.sinks:
-                sink.record(kind, step, values)
+            self.metrics.record(kind, step, values)
+            for each in self.optional:
+                each.use(lambda sink: sink.record(kind, step, values))
 
     def has_recorded(self, kind: str, step: int) -> bool:
         """Return whether `metrics.jsonl` has such a record. Only for rank 0."""
@@ -110,13 +110,9 @@ class Reporter:
             ("loss", f"{values['loss']:.3f}", 6),
             ("ppl", _short(values["ppl"], 7), 7),
             ("tok/s", f"{values['target_tokens_per_second']:,.0f}", 9),
-            ("fill", f"{values['fill']:.0%}", 4),
-            ("data stall", f"{values['data_stall']:.0%}", 4),
         ]
-        if "mfu" in values:
-            figures.append(("mfu", f"{values['mfu']:.0%}", 4))
-        if "peak_memory_share" in values:
-            figures.append(("memory", f"{values['peak_memory_share']:.0%}", 4))
+        shares = {"fill": "fill", "data stall": "data_stall", "mfu": "mfu", "memory": "peak_memory_share"}
+        figures += [(name, f"{values[key]:.0%}", 4) for name, key in shares.items() if key in values]
         if (excess := _excess_of_slowest(values)) >= _SLOW:
             figures.append(("slowest", f"rank {values['slowest_rank']} +{excess:.0%}", 0))
         if self.bar is not None:
@@ -152,16 +148,17 @@ class Reporter:
         if not self.is_main:
             return
         of_direction = "" if sheet.direction is None else f"/{sheet.direction}"
-        self.board.text(f"samples{of_direction}", samples_table(sheet), sheet.step)
+        self.board.use(lambda board: board.text(f"samples{of_direction}", samples_table(sheet), sheet.step))
         with_maps = [sample for sample in sheet.samples if sample.attention_LTS is not None]
         for number, sample in enumerate(with_maps, 1):
-            self.board.picture(f"valid_attention{of_direction}/sample_{number}", attention_picture(sample), sheet.step)
+            tag, figure = f"valid_attention{of_direction}/sample_{number}", attention_picture(sample)
+            self.board.use(partial(Board.picture, tag=tag, figure=figure, step=sheet.step))
 
     def settings(self, config: TrainConfig) -> None:
         """Write the settings that can affect results to TensorBoard."""
         if self.is_main:
             shown = {name: value for name, value in flat_settings(config).items() if name not in _UNSHOWN}
-            self.board.settings(shown)
+            self.board.use(lambda board: board.settings(shown))
 
     def advance(self) -> None:
         if self.is_main and self.bar is not None:
@@ -190,8 +187,20 @@ class Reporter:
                 self._fit_bar(self.bar)
                 self.bar.close()
                 self.bar = None
-            for sink in self.sinks:
-                sink.close()
+            self.metrics.close()
+            for each in self.optional:
+                each.use(lambda sink: sink.close())
+
+    def _lose_board(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or error
+        self.say(
+            f"TensorBoard's file cannot be written ({reason}): training continues without it; "
+            "metrics.jsonl has the figures"
+        )
+
+    def _lose_sink(self, name: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        self.say(f"metric sink {name!r} failed ({reason:.200}): training continues without it")
 
 
 def samples_table(sheet: SampleSheet) -> str:
@@ -225,27 +234,18 @@ def _bar_format(max_steps: int, figures: list[str], room: int) -> str:
     tqdm chooses the width of `{bar}` so that the line has exactly `room` characters. A line without a bar may be
     shorter.
     """
-    taken = len(f"{max_steps}/{max_steps} 12:34:56 left")
-    bar = ""
-    if room >= _ROOM_FOR_A_BAR:
-        bar = "|{bar}| "
-        taken += len("|| ") + _SHORTEST_BAR
-    fitting = []
-    for figure in figures:
-        taken += 1 + len(figure)
-        if taken > room:
-            break
-        fitting.append(f" {figure}")
-    return "{n_fmt}/{total_fmt} " + bar + "{remaining} left" + "".join(fitting)
+    has_bar = room >= _ROOM_FOR_A_BAR
+    taken = len(f"{max_steps}/{max_steps} 12:34:56 left") + (len("|| ") + _SHORTEST_BAR) * has_bar
+    while figures and taken + sum(1 + len(figure) for figure in figures) > room:
+        figures = figures[:-1]
+    return " ".join(["{n_fmt}/{total_fmt}", *["|{bar}|"] * has_bar, "{remaining} left", *figures])
 
 
 def _terminal_room() -> int:
     """Return the characters for the bar, without the last column, after which some terminals start a new line."""
-    try:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    return (columns or _COLUMNS) - 1
+    with suppress(OSError, ValueError):
+        return (os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS) - 1
+    return _COLUMNS - 1
 
 
 def format_seconds(seconds: float) -> str:

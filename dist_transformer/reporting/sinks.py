@@ -4,11 +4,13 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from dist_transformer.base.files import append_to, log_lines
 from dist_transformer.config.registry import Registry
 from dist_transformer.run.layout import METRICS_FILE
+
+S = TypeVar("S")
 
 
 class MetricSink(Protocol):
@@ -51,30 +53,26 @@ class MetricsFile:
         self._file.close()
 
 
-class OptionalSink:
+class OptionalSink(Generic[S]):
     """A sink that training can do without: after its first error it is dropped, with a warning.
 
     Args:
-        warn: called once, with the error.
+        lost: called once, with the error.
     """
 
-    def __init__(self, name: str, make: Callable[[], MetricSink], warn: Callable[[str], None]) -> None:
-        self._name, self._warn = name, warn
-        self._sink: MetricSink | None = None
+    def __init__(self, make: Callable[[], S], lost: Callable[[Exception], None]) -> None:
+        self._lost = lost
+        self._sink: S | None = None
         self._attempt(lambda: setattr(self, "_sink", make()))
 
-    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    def use(self, work: Callable[[S], object]) -> None:
+        """Pass the sink to `work`, unless it was dropped."""
         if (sink := self._sink) is not None:
-            self._attempt(lambda: sink.record(kind, step, values))
-
-    def close(self) -> None:
-        if (sink := self._sink) is not None:
-            self._attempt(sink.close)
+            self._attempt(lambda: work(sink))
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:
             self._sink = None
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._warn(f"metric sink {self._name!r} failed ({reason:.200}): training continues without it")
+            self._lost(error)

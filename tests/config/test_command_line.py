@@ -8,8 +8,7 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.command_line import Page, parse, read_keywords
-from dist_transformer.config.schema import FLAT, setting
-from dist_transformer.config.stated import FlagRules
+from dist_transformer.config.schema import FLAT, FlagRules, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

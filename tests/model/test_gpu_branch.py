@@ -36,31 +36,20 @@ def weights_of(q: torch.Tensor, k: torch.Tensor, causal: bool) -> torch.Tensor:
     return scores.softmax(-1).nan_to_num()
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_offsets: Any, key_offsets: Any, *, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(inputs: Any, offsets: Any, *, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v = inputs
     # Rows that no sentence covers would be NaN.
     out = torch.full(q.shape, torch.nan)
-    for rows, keys in spans(query_offsets, key_offsets):
+    for rows, keys in spans(*offsets):
         out[rows] = torch.einsum("hqk,khd->qhd", weights_of(q[rows], k[keys], causal), v[keys])
     return out, torch.zeros(q.shape[1], len(q))
 
 
-def backward(
-    gradient: torch.Tensor,
-    inputs: Any,
-    out: Any,
-    sums: Any,
-    results: Any,
-    query_offsets: Any,
-    key_offsets: Any,
-    *,
-    causal: bool,
-) -> None:
+def backward(gradient: Any, inputs: Any, out: Any, sums: Any, results: Any, offsets: Any, *, causal: bool) -> None:
     (q, k, v), (dq, dk, dv) = inputs, results
     for result in results:
         result.fill_(torch.nan)
-    for rows, keys in spans(query_offsets, key_offsets):
+    for rows, keys in spans(*offsets):
         p, g = weights_of(q[rows], k[keys], causal), gradient[rows]
         dp = torch.einsum("qhd,khd->hqk", g, v[keys])
         ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
@@ -76,13 +65,13 @@ class Varlen(torch.autograd.Function):
     def forward(ctx: Any, q: Any, k: Any, v: Any, query_offsets: Any, key_offsets: Any, causal: bool) -> torch.Tensor:
         ctx.save_for_backward(q, k, v, query_offsets, key_offsets)
         ctx.causal = causal
-        return forward(q, k, v, query_offsets, key_offsets, causal=causal)[0]
+        return forward((q, k, v), (query_offsets, key_offsets), causal=causal)[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         *inputs, query_offsets, key_offsets = ctx.saved_tensors
         results = [torch.empty_like(x) for x in inputs]
-        backward(gradient, inputs, None, None, results, query_offsets, key_offsets, causal=ctx.causal)
+        backward(gradient, inputs, None, None, results, (query_offsets, key_offsets), causal=ctx.causal)
         return *results, None, None, None
 
 

@@ -142,11 +142,6 @@ def test_characters_without_a_font_make_no_noise(caplog: pytest.LogCaptureFixtur
     assert warned == []
 
 
-def test_a_sample_without_maps_has_no_picture() -> None:
-    with pytest.raises(ValueError, match="no attention maps"):
-        attention_picture(dataclasses.replace(make_sample(), attention_LTS=None))
-
-
 def test_positions_are_a_heat_map() -> None:
     table = sinusoidal_positions(200, 32).numpy()
     figure = drawn(position_picture(table))

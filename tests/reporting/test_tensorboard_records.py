@@ -3,9 +3,9 @@
 import dataclasses
 import io
 import math
-from html.parser import HTMLParser
 from pathlib import Path
 
+import lxml.html
 import numpy as np
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -114,40 +114,17 @@ def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path:
     assert found["session_end_info"].session_end_info.status == Status.Value("STATUS_SUCCESS")
 
 
-class TableReader(HTMLParser):
-    """Cells of the tables of a page, and its tags."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: set[str] = set()
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags.add(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("th", "td"):
-            self.rows[-1].append("")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data
-
-
 def test_the_table_shows_every_character_as_it_is() -> None:
     """Through TensorBoard's own rendering."""
-    page = TableReader(markdown_to_safe_html(samples_table(make_sheet(1))))
-    assert [[cell.strip() for cell in row] for row in page.rows] == [
+    page = lxml.html.fragment_fromstring(markdown_to_safe_html(samples_table(make_sheet(1))), create_parent="main")
+    assert [[cell.text_content().strip() for cell in row] for row in page.iter("tr")] == [
         ["source", "reference", "hypothesis"],
         ["A street.", "Eine Straße.", "Die Straße 你好."],
         [HOSTILE, "- x # y", ""],
         ["Second map", "Eine Straße.", "Die Straße 你好."],
     ]
-    assert page.tags == {"p", "table", "thead", "tbody", "tr", "th", "td"}
-    assert page.text.startswith("BLEU 30.12 on 1,014 sentences (nrefs:1|case:lc|tok:13a)")
+    assert {each.tag for each in page.iter()} == {"main", "p", "table", "thead", "tbody", "tr", "th", "td"}
+    assert page.text_content().startswith("BLEU 30.12 on 1,014 sentences (nrefs:1|case:lc|tok:13a)")
 
 
 def decoded(image: bytes) -> np.ndarray:

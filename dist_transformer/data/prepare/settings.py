@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
-from dist_transformer.config.schema import FLAT, require, setting
-from dist_transformer.config.stated import FlagRules
+from dist_transformer.config.schema import FLAT, FlagRules, require, setting
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile

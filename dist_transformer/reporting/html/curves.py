@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dist_transformer.reporting.html.run import Run
-from dist_transformer.reporting.html.summary import best_validation
-from dist_transformer.reporting.html.values import number, superscript
+from dist_transformer.reporting.html.summary import best_validation, superscript
 
 # Points per line: two units per point are as fine as a screen can show.
 _LONGEST_LINE, _THINNED = 400, 200
@@ -165,7 +164,7 @@ def _loss(run: Run, title: str, first: int) -> Chart:
         ("validation nll", valid, "nll", "second"),
     )
     best, marked = best_validation(run), None
-    if best in valid and (nll := number(best, "nll")) is not None:
+    if best in valid and (nll := best.get("nll")) is not None:
         marked = (best["step"], nll, f"best validation, nll {nll:.3f} at step {best['step']:,}")
     options = {"first": first, "from_zero": False, "has_perplexity": True, "marked": marked}
     return _chart(run, title, "nats per target token", *series, **options)
@@ -176,7 +175,7 @@ def _chart(
 ) -> Chart:
     """Make a chart of series, given as label, records, name and style; those without a value are left out."""
     made = [
-        Series(label=label, points=[(record["step"], number(record, name)) for record in records], style=style)
+        Series(label=label, points=[(record["step"], record.get(name)) for record in records], style=style)
         for label, records, name, style in series
     ]
     return Chart(title=title, unit=unit, series=[each for each in made if each.known], last=run.step, **options)

@@ -4,11 +4,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dist_transformer.base.files import write_file
+from dist_transformer.reporting.html import summary
 from dist_transformer.reporting.html.curves import charts, saving
 from dist_transformer.reporting.html.rendering import render_page
-from dist_transformer.reporting.html.run import Run, load_run
-from dist_transformer.reporting.html.summary import described, headline_bleu, judge, key_figures, saved
-from dist_transformer.reporting.html.tables import settings_groups, starts
+from dist_transformer.reporting.html.run import load_run
 
 REPORT_FILE = "report.html"
 _TEMPLATE = Path(__file__).parent / "templates" / "report.html.j2"
@@ -26,25 +25,18 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     Raises:
         UserError: it is not a run folder, or the file cannot be written.
     """
-    page = render(load_run(run_dir), made=datetime.now(UTC))
-    out = out or run_dir / REPORT_FILE
-    write_file(out, page)
-    return out
-
-
-def render(run: Run, *, made: datetime) -> str:
-    """Render the page; `made` is the time in its footer."""
     from dist_transformer.reporting.figures import attention_picture
 
-    return render_page(
+    run = load_run(run_dir)
+    page = render_page(
         _TEMPLATE,
         title=f"{run.name}: training report",
         run=run,
-        made=made,
-        described=described(run),
-        status=judge(run),
-        bleu=headline_bleu(run),
-        figures=key_figures(run),
+        made=datetime.now(UTC),
+        described=summary.described(run),
+        status=summary.judge(run),
+        bleu=summary.headline_bleu(run),
+        figures=summary.key_figures(run),
         charts=charts(run),
         maps=[
             (run.languages(sheet), sample, attention_picture(sample))
@@ -52,8 +44,11 @@ def render(run: Run, *, made: datetime) -> str:
             for sample in sheet.samples
             if sample.attention_LTS
         ],
-        settings=list(settings_groups(run.settings)),
-        starts=starts(run.environments),
-        saved=saved(run),
+        settings=list(summary.settings_groups(run.settings)),
+        starts=summary.starts(run.environments),
+        saved=summary.saved(run),
         saving=saving(run),
     )
+    out = out or run_dir / REPORT_FILE
+    write_file(out, page)
+    return out

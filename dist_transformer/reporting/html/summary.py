@@ -1,17 +1,41 @@
-"""Headline and key figures of a run's report, computed from its records."""
+"""Figures and tables of a run's report: headline, key figures, settings, and the machines of its starts."""
 
 import statistics
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from dist_transformer.config.measures import LABELS, MEASURES, Measure, badness
+from dist_transformer.config.measures import LABELS, Measure, badness
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.reporting.html.run import Run
-from dist_transformer.reporting.html.values import number, scientific
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.reporting.html.run import Run, shown
 
 # Scores of the best validation, and their format.
 _FORMS: dict[Any, str] = {"nll": ".3f", "ppl": ".2f", "bleu": ".1f", "chrf": ".1f", "ter": ".1f", "command": ".4g"}
+# These have no default, or come from the data.
+_GIVEN = frozenset({"data", "run_dir", "vocab_size", "target_vocab_size"})
+# Entries of a start that are not about its machine.
+_OTHER = frozenset({"step", "time", "settings"})
+_MACHINE = {
+    "python": "Python",
+    "torch": "PyTorch",
+    "deepspeed": "DeepSpeed",
+    "cuda": "CUDA",
+    "system": "System",
+    "processor": "Processor",
+    "cores": "Cores of a rank's host",
+    "memory_gib": "Memory of the host, GiB",
+    "gpus": "GPUs of the host",
+    "hosts": "Hosts",
+    "world_size": "Ranks",
+    "state_bytes": "Bytes of weights, optimizer and buffers on a rank",
+}
+
+Row = tuple[str, str, str | None]
+"""Name and value of a setting, and its default if it has another one."""
 
 
 class Spread(NamedTuple):
@@ -50,7 +74,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 def judge(run: Run) -> Status:
     """Judge whether a run is finished, out of patience, or neither."""
     # From its records, a running process cannot be distinguished from a killed one.
-    max_steps = number(run.settings, "max_steps")
+    max_steps = run.settings.get("max_steps")
     of_all = f" of {max_steps:,.0f}" if max_steps else ""
     if run.step == 0:
         return Status("no step recorded", f"No step{of_all} is recorded yet.", is_over=False)
@@ -58,7 +82,7 @@ def judge(run: Run) -> Status:
     has_ended = bool(run.ends) and run.ends[-1]["step"] == run.step
     if has_ended and (max_steps is None or run.step >= max_steps):
         return Status("finished", f"All {run.step:,} steps are done.", is_over=True)
-    patience = number(run.settings, "patience") or 0
+    patience = run.settings.get("patience") or 0
     if has_ended and 0 < patience <= validations_since_best(run):
         sentence = f"Stopped at step {run.step:,}{of_all}: no better validation in {patience:.0f}."
         return Status("out of patience", sentence, is_over=True)
@@ -67,13 +91,13 @@ def judge(run: Run) -> Status:
 
 def best_by(run: Run) -> Measure:
     """Return the measure by which the settings compare validations."""
-    return next((measure for measure in MEASURES if run.settings.get("best_by") == measure), "nll")
+    return cast(Measure, run.settings.get("best_by", "nll"))
 
 
 def best_validation(run: Run) -> dict[str, Any] | None:
     """Return the best validation; among equals, the first."""
     name = best_by(run)
-    known = [(badness(name, value), record) for record in run.valid if (value := number(record, name)) is not None]
+    known = [(badness(name, value), record) for record in run.valid if (value := record.get(name)) is not None]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
@@ -86,13 +110,13 @@ def headline_bleu(run: Run) -> Bleu | None:
     """Return the BLEU of the newest score file, or else of the newest validation with translations."""
     if run.scores:
         file = run.scores[0]
-        sentences = number(file.values, "sentences")
+        sentences = file.values.get("sentences")
         where = f"{file.name}{file.model and f': {file.model}'}{f', {sentences:,.0f} sentences' if sentences else ''}"
         return Bleu(file.values["bleu"], file.values["signature"], where)
     # The mean over several directions has no signature.
     signatures = {s.step: s.signature if s.direction is None else "mean over the directions" for s in run.sheets}
     for record in reversed(run.valid):
-        if (value := number(record, "bleu")) is not None:
+        if (value := record.get("bleu")) is not None:
             return Bleu(value, signatures.get(record["step"], ""), f"validation, step {record['step']:,}")
     return None
 
@@ -100,17 +124,17 @@ def headline_bleu(run: Run) -> Bleu | None:
 def newest(run: Run, name: str) -> float | None:
     """Return the last value of a measure among the records of training and its end; None if there is none."""
     records = sorted([*run.train, *run.ends], key=lambda record: record["step"])
-    return next((value for record in reversed(records) if (value := number(record, name)) is not None), None)
+    return next((value for record in reversed(records) if (value := record.get(name)) is not None), None)
 
 
 def world_size(run: Run) -> float | None:
     """Return the ranks of the newest start, or of the end if starts are not recorded."""
-    starts = [value for entry in run.environments if (value := number(entry, "world_size")) is not None]
+    starts = [value for entry in run.environments if (value := entry.get("world_size")) is not None]
     return starts[-1] if starts else newest(run, "world_size")
 
 
 def zero_stage(run: Run) -> float | None:
-    stage = number(run.settings.get("deepspeed", {}).get("zero_optimization", {}), "stage")
+    stage = run.settings.get("deepspeed", {}).get("zero_optimization", {}).get("stage")
     return newest(run, "zero_stage") if stage is None else stage
 
 
@@ -148,9 +172,9 @@ def key_figures(run: Run) -> list[tuple[str, str, str]]:
     """List label, value and note of the figures that are known."""
     names = ("train_seconds", "training_flops", "skipped_steps", "epoch", "target_tokens")
     seconds, flops, skipped, epoch, target_tokens = (newest(run, name) for name in names)
-    speed, fill = (spread(number(r, name) for r in run.train) for name in ("target_tokens_per_second", "fill"))
-    batch, max_steps = run.settings.get("batch", {}), number(run.settings, "max_steps")
-    packs, size = number(batch, "packs_per_step") or 0, number(batch, "max_target_tokens") or 0
+    speed, fill = (spread(r.get(name) for r in run.train) for name in ("target_tokens_per_second", "fill"))
+    batch, max_steps = run.settings.get("batch", {}), run.settings.get("max_steps")
+    packs, size = batch.get("packs_per_step") or 0, batch.get("max_target_tokens") or 0
     ranks, stage = world_size(run), zero_stage(run)
     trained = f"complete; {scientific(target_tokens)} target tokens" if target_tokens else "complete"
     figures = (
@@ -174,7 +198,7 @@ def _best(run: Run) -> tuple[str, str]:
     best = best_validation(run)
     if best is None:
         return "none", "no validation is recorded"
-    known = {name: value for name in _FORMS if (value := number(best, name)) is not None}
+    known = {name: value for name in _FORMS if (value := best.get(name)) is not None}
     first, *others = (f"{LABELS.get(name, name)} {value:{_FORMS[name]}}" for name, value in known.items())
     return first, ", ".join(
         [*others, f"step {best['step']:,}", f"best of {len(run.valid):,} by {LABELS[best_by(run)]}"]
@@ -197,13 +221,69 @@ def _range(values: Spread) -> str:
 
 def saved(run: Run) -> str:
     """Describe the seconds per save, and the time that training waited for saves."""
-    seconds = spread(number(record, "seconds") for record in run.checkpoints)
+    seconds = spread(record.get("seconds") for record in run.checkpoints)
     if seconds is None:
         return "No checkpoint is recorded."
-    waited, trained = sum(number(record, "stall") or 0.0 for record in run.checkpoints), newest(run, "train_seconds")
+    waited, trained = sum(record.get("stall") or 0.0 for record in run.checkpoints), newest(run, "train_seconds")
     saves, spans = "1 save", f"{seconds.median:.2f} s"
     if seconds.of > 1:
         saves, spans = f"{seconds.of:,} saves", f"median {spans}, {seconds.low:.2f} to {seconds.high:.2f} s"
     share = f" ({100 * waited / trained:.1f} % of the training time)" if trained else ""
     last = run.checkpoints[-1]["step"]
     return f"{saves}, the last at step {last:,}: {spans}; training waited {waited:,.1f} s in all{share}."
+
+
+def settings_groups(settings: dict[str, Any]) -> Iterator[tuple[str, list[Row], list[Row]]]:
+    """Yield the groups of config.json at any depth: name, rows, and rows of settings that have their default."""
+    return _groups("", settings, to_plain(TrainConfig.of(data=("data",), run_dir=Path("run"))))
+
+
+def _groups(name: str, values: dict[str, Any], defaults: Any) -> Iterator[tuple[str, list[Row], list[Row]]]:
+    known = {key: value for key, value in defaults.items() if key not in _GIVEN} if isinstance(defaults, dict) else {}
+    own = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    changed = {key: shown(known[key]) for key, value in own.items() if known.get(key, value) != value}
+    rows = [(key, shown(value), changed.get(key)) for key, value in own.items()]
+    folded = [row for row in rows if row[0] in known.keys() - changed.keys()]
+    if rows:
+        yield name or "run", [row for row in rows if row not in folded], folded
+    for key in [key for key in values if key not in own]:
+        yield from _groups(f"{name}.{key}" if name else key, values[key], known.get(key))
+
+
+def starts(entries: list[dict[str, Any]]) -> list[tuple[str, list[Row], str]]:
+    """List the starts, oldest first: when, the machine, and what changed since the one before."""
+    return [
+        (
+            f"after step {now['step']:,} ({now['time']})",
+            [(_MACHINE.get(name, name), _text(value), None) for name, value in now.items() if name not in _OTHER],
+            ", ".join([*_changes(before, now), *_changes(before.get("settings", {}), now.get("settings", {}))]),
+        )
+        for before, now in pairwise([{}, *entries])
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        counts = Counter(map(shown, value))
+        return ", ".join(f"{count} × {item}" if count > 1 else item for item, count in counts.items()) or "none"
+    return shown(value)
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List what differs between two starts; nothing is known to differ if one of them recorded nothing."""
+    names = [name for name in before | now if name not in _OTHER] if before and now else []
+    return [
+        f"{_MACHINE.get(name, name)} {_text(before.get(name))} → {_text(now.get(name))}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def scientific(value: float) -> str:
+    """Format a number as `2.45·10¹⁴`, without trailing zeros."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}·10{superscript(int(exponent))}"
+
+
+def superscript(number: int) -> str:
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -21,73 +21,29 @@ def train(step: int, **values: Any) -> dict[str, Any]:
     return {"kind": "train", "step": step, **values}
 
 
+# Loss, nll, rate, norm of the gradient, target tokens/s, fill, epoch, skipped steps, FLOPs and seconds, by step.
+TRAINED = {
+    20: (5.0, 4.5, 1e-4, 2.0, 1000.0, 0.98, 0, 0, 1_000_000_000_000, 30.0),
+    40: (4.0, 3.5, 2e-4, 1.0, 3000.0, 0.99, 1, 0, 2_000_000_000_000, 60.0),
+    60: (3.0, 2.5, 3e-4, 0.5, 2000.0, 0.97, 1, 1, 3_000_000_000_000, 95.0),
+    80: (2.5, 2.0, 4e-4, 0.25, 4000.0, 0.96, 2, 1, 4_210_000_000_000, 125.0),
+}
+NAMES = ("loss", "nll", "learning_rate", "gradient_norm", "target_tokens_per_second", "fill")
+NAMES += ("epoch", "skipped_steps", "training_flops", "train_seconds")
+AT_20, AT_40, AT_60, AT_80 = (train(step, **dict(zip(NAMES, row, strict=True))) for step, row in TRAINED.items())
 RECORDS: list[dict[str, Any]] = [
-    train(
-        20,
-        loss=5.0,
-        nll=4.5,
-        learning_rate=1e-4,
-        gradient_norm=2.0,
-        target_tokens_per_second=1000.0,
-        fill=0.98,
-        epoch=0,
-        skipped_steps=0,
-        training_flops=1_000_000_000_000,
-        train_seconds=30.0,
-    ),
-    train(
-        40,
-        loss=4.0,
-        nll=3.5,
-        learning_rate=2e-4,
-        gradient_norm=1.0,
-        target_tokens_per_second=3000.0,
-        fill=0.99,
-        epoch=1,
-        skipped_steps=0,
-        training_flops=2_000_000_000_000,
-        train_seconds=60.0,
-    ),
+    AT_20,
+    AT_40,
     {"kind": "valid", "step": 40, "loss": 4.1, "nll": 2.0, "ppl": 7.389, "bleu": 10.0},
     {"kind": "checkpoint", "step": 40, "seconds": 1.0, "stall": 0.5},
-    train(
-        60,
-        loss=3.0,
-        nll=2.5,
-        learning_rate=3e-4,
-        gradient_norm=0.5,
-        target_tokens_per_second=2000.0,
-        fill=0.97,
-        epoch=1,
-        skipped_steps=1,
-        training_flops=3_000_000_000_000,
-        train_seconds=95.0,
-    ),
+    AT_60,
     {"kind": "valid", "step": 60, "loss": 3.1, "nll": 1.5, "ppl": 4.4817, "bleu": 20.0},
-    train(
-        80,
-        loss=2.5,
-        nll=2.0,
-        learning_rate=4e-4,
-        gradient_norm=0.25,
-        target_tokens_per_second=4000.0,
-        fill=0.96,
-        epoch=2,
-        skipped_steps=1,
-        training_flops=4_210_000_000_000,
-        train_seconds=125.0,
-    ),
+    AT_80,
     {"kind": "valid", "step": 80, "loss": 3.2, "nll": 1.6, "ppl": 4.953, "bleu": 21.25},
     {"kind": "checkpoint", "step": 80, "seconds": 4.0, "stall": 1.0},
     {
-        "kind": "end",
-        "step": 80,
-        "train_seconds": 125.0,
-        "target_tokens": 3_000_000,
-        "training_flops": 4_210_000_000_000,
-        "skipped_steps": 1,
-        "world_size": 2,
-        "zero_stage": 1,
+        **{"kind": "end", "step": 80, "train_seconds": 125.0, "target_tokens": 3_000_000, "world_size": 2},
+        **{"training_flops": 4_210_000_000_000, "skipped_steps": 1, "zero_stage": 1},
     },
 ]
 

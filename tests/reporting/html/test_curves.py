@@ -9,7 +9,7 @@ import pytest
 from dist_transformer.reporting.html.curves import Chart, Series, charts, thin, tick_text, ticks
 from dist_transformer.reporting.html.rendering import render_page
 from dist_transformer.reporting.html.run import Run
-from dist_transformer.reporting.html.values import scientific
+from dist_transformer.reporting.html.summary import scientific
 
 
 @pytest.mark.parametrize(

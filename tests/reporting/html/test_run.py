@@ -9,17 +9,7 @@ from safetensors.numpy import save_file
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.reporting.html.run import load_run
-from dist_transformer.reporting.html.values import number
 from tests.reporting.html.conftest import RECORDS, SIGNATURE, sample, write_run, write_samples, write_scores
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(1, 1.0), (2.5, 2.5), (None, None), ("1", None), (True, None), (float("nan"), None), (float("inf"), None)],
-)
-def test_a_number_is_finite(value: object, expected: float | None) -> None:
-    assert number({"x": value}, "x") == expected
-    assert number({}, "x") is None
 
 
 def test_records_by_kind(run_dir: Path) -> None:

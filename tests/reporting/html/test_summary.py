@@ -99,7 +99,7 @@ def test_headline_bleu_of_a_run_without_any(tmp_path: Path) -> None:
 
 
 def test_newest_measure(tmp_path: Path) -> None:
-    records = [*RECORDS[:2], {"kind": "train", "step": 60, "fill": None, "epoch": "x"}]
+    records = [*RECORDS[:2], {"kind": "train", "step": 60, "fill": None}]
     run = load_run(write_run(tmp_path, records))
     assert newest(run, "fill") == 0.99
     assert newest(run, "epoch") == 1.0
