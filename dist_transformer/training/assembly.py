@@ -11,10 +11,9 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import tag_caution
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.hardware import GPUS, kind_of_device, peak_flops
-from dist_transformer.cost.memory import ZeroSettings
-from dist_transformer.cost.micro_batches import packs_that_fit
-from dist_transformer.cost.nodes import Machines, fewer_nodes
+from dist_transformer.cost.hardware import Cluster, kind_of_device, peak_flops
+from dist_transformer.cost.memory import ZeroSettings, packs_that_fit
+from dist_transformer.cost.speed import fewer_nodes
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.freezing import frozen_names
@@ -207,8 +206,8 @@ def _note_on_nodes(
         return None
     name = kind_of_device(describe_environment()["gpus"][device.index])
     assert name is not None
-    machines = Machines(gpu=GPUS[name], gpus_per_node=world.local_size, nodes=nodes)
-    return fewer_nodes(config, zero, machines, source_budget=source_budget)
+    cluster = Cluster(gpu=name, gpus=world.local_size, nodes=nodes)
+    return fewer_nodes(config, zero, cluster, source_budget=source_budget)
 
 
 def choose_threads(config: TrainConfig, world: World) -> tuple[int, int]:
