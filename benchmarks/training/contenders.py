@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.measure import now
 from benchmarks.training.text import TextSample
 from dist_transformer.config.settings import OptimizerConfig, TrainConfig
-from dist_transformer.cost.micro_batches import choose_compilation
+from dist_transformer.cost.memory import choose_compilation
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID

@@ -17,8 +17,7 @@ from benchmarks.measure import Measure, check_counts
 from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
-from dist_transformer.cost.micro_batches import choose_compilation
+from dist_transformer.cost.memory import ZeroSettings, choose_compilation, predict_memory
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
@@ -94,21 +93,9 @@ def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Ca
 
 
 def _planned(field: Field) -> int:
-    batch, config = field.config.batch, field.config
-    micro = MicroBatch(
-        source_tokens=batch.packs_at_once * (batch.max_source_tokens or batch.max_target_tokens),
-        target_tokens=batch.packs_at_once * batch.max_target_tokens,
-    )
-    memory = predict_memory(
-        config.model,
-        _zero(config),
-        world_size=1,
-        precision=config.arithmetic,
-        accumulation=batch.accumulation_steps(1),
-        micro=micro,
-        compiled=choose_compilation(config, stage=_zero(config).stage)[0],
-    )
-    return memory.peak
+    config, batch = field.config, field.config.batch
+    budget = batch.max_source_tokens or batch.max_target_tokens
+    return predict_memory(config, _zero(config), world_size=1, source_budget=budget).peak
 
 
 def _zero(config: TrainConfig) -> ZeroSettings:

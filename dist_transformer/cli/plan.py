@@ -31,7 +31,7 @@ from dist_transformer.run.outputs import claim_file
 
 if TYPE_CHECKING:
     from dist_transformer.preflight.measured import Comparison
-    from dist_transformer.preflight.plan import RunPlan
+    from dist_transformer.preflight.run_plan import RunPlan
 
 _GIB = 2**30
 
@@ -54,24 +54,22 @@ class PlanSettings:
 def main() -> None:
     settings = parse_arguments()
 
-    from dist_transformer.preflight.measured import compare, measure_step, read_run
-    from dist_transformer.preflight.plan import plan_run
+    from dist_transformer.preflight.measured import compare_run, measure_step
+    from dist_transformer.preflight.run_plan import plan_run
     from dist_transformer.training.engine.ds_config import load_ds_config
     from dist_transformer.training.introduction import cautions
 
-    config, cluster = settings.train, settings.cluster
+    config = settings.train
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, settings.against)
     claim_file(settings.json, "--json", inputs)
     comparisons: list[Comparison] = []
     here, seconds = "", None
     if settings.against is None:
-        plan = plan_run(config, cluster, load_ds_config(config.deepspeed_config))
+        plan = plan_run(config, settings.cluster, load_ds_config(config.deepspeed_config))
         seconds = measure_step(plan) if settings.measure else None
         here = speed_here(plan, seconds)
     else:
-        run = read_run(settings.against)
-        plan = plan_run(run.config, run.cluster(cluster), run.ds_config, run.workload())
-        comparisons = list(compare(plan, run))
+        plan, comparisons = compare_run(settings.against)
     say(screen(plan, here, comparisons))
     for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
         say(f"warning: {caution}", file=sys.stderr)
@@ -161,7 +159,7 @@ def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", her
 
 
 def refuse_what_does_not_fit(plan: "RunPlan") -> None:
-    from dist_transformer.preflight.plan import what_would_fit
+    from dist_transformer.preflight.run_plan import what_would_fit
 
     if plan.chosen.fits is not False:
         return

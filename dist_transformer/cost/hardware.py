@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.schema import require, require_positive
 
 ENOUGH = 0.95
 """Share of the best speed that counts as the same: the model of speed is not more exact."""
@@ -38,12 +39,8 @@ class Cluster:
     """Assumed share of the GPU's peak that training reaches."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus", "job_hours", "network_gbit"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"{name} is {value}: it must be above 0")
-        if not 0 < self.mfu <= 1:
-            raise UserError(f"mfu is {self.mfu}: it must be a share of the peak, above 0 and at most 1")
+        require_positive(self, "nodes", "gpus", "job_hours", "network_gbit")
+        require(0 < self.mfu <= 1, "mfu", self.mfu, "it must be a share of the peak, above 0 and at most 1")
 
     @property
     def world_size(self) -> int:
@@ -55,8 +52,10 @@ class Cluster:
         return self == Cluster(gpu=self.gpu, mfu=self.mfu)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class GpuKind:
+    """A row of the table of GPUs."""
+
     memory_gib: float
     bf16_tflops: float | None
     """Rate in bf16 with fp32 sums; None: the GPU has no bf16."""
@@ -68,103 +67,31 @@ class GpuKind:
     node_gbit: float
     """Network of a node, one way."""
 
+    def tflops(self, precision: str) -> float | None:
+        """Return the peak rate; None: the GPU lacks the precision."""
+        return self.bf16_tflops if precision == "bf16" else self.fp32_tflops
 
-GPUS: dict[str, GpuKind] = {
+
+# Memory in GiB, TFLOP/s in bf16 and in fp32, GB/s of the memory and of a link, Gbit/s of a node.
+GPUS = {
     # NVIDIA HGX B200 and DGX B200 datasheets, an eighth of each; 8 x 400 Gbit/s.
-    "b200": GpuKind(
-        memory_gib=178,
-        bf16_tflops=2250,
-        fp32_tflops=75,
-        memory_gb_per_second=8000,
-        link_gb_per_second=900,
-        node_gbit=3200,
-    ),
+    "b200": GpuKind(178, 2250, 75, 8000, 900, 3200),
     # NVIDIA H200 and H100 (SXM) datasheets; DGX H100: 8 x 400 Gbit/s.
-    "h200": GpuKind(
-        memory_gib=139,
-        bf16_tflops=989,
-        fp32_tflops=67,
-        memory_gb_per_second=4800,
-        link_gb_per_second=450,
-        node_gbit=3200,
-    ),
-    "h100": GpuKind(
-        memory_gib=79,
-        bf16_tflops=989,
-        fp32_tflops=67,
-        memory_gb_per_second=3350,
-        link_gb_per_second=450,
-        node_gbit=3200,
-    ),
+    "h200": GpuKind(139, 989, 67, 4800, 450, 3200),
+    "h100": GpuKind(79, 989, 67, 3350, 450, 3200),
     # NVIDIA A100 (SXM) datasheet; DGX A100: 8 x 200 Gbit/s.
-    "a100-80": GpuKind(
-        memory_gib=79,
-        bf16_tflops=312,
-        fp32_tflops=19.5,
-        memory_gb_per_second=2039,
-        link_gb_per_second=300,
-        node_gbit=1600,
-    ),
-    "a100-40": GpuKind(
-        memory_gib=39,
-        bf16_tflops=312,
-        fp32_tflops=19.5,
-        memory_gb_per_second=1555,
-        link_gb_per_second=300,
-        node_gbit=1600,
-    ),
+    "a100-80": GpuKind(79, 312, 19.5, 2039, 300, 1600),
+    "a100-40": GpuKind(39, 312, 19.5, 1555, 300, 1600),
     # NVIDIA L40S datasheet; PCI Express 4.0 x16.
-    "l40s": GpuKind(
-        memory_gib=44,
-        bf16_tflops=362,
-        fp32_tflops=91.6,
-        memory_gb_per_second=864,
-        link_gb_per_second=32,
-        node_gbit=200,
-    ),
+    "l40s": GpuKind(44, 362, 91.6, 864, 32, 200),
     # NVIDIA A10 datasheet; PCI Express 4.0 x16.
-    "a10": GpuKind(
-        memory_gib=22,
-        bf16_tflops=125,
-        fp32_tflops=31.2,
-        memory_gb_per_second=600,
-        link_gb_per_second=32,
-        node_gbit=100,
-    ),
+    "a10": GpuKind(22, 125, 31.2, 600, 32, 100),
     # NVIDIA V100 (SXM2) datasheet; DGX-1: 4 x 100 Gbit/s.
-    "v100-32": GpuKind(
-        memory_gib=31,
-        bf16_tflops=None,
-        fp32_tflops=15.7,
-        memory_gb_per_second=900,
-        link_gb_per_second=150,
-        node_gbit=400,
-    ),
-    "v100-16": GpuKind(
-        memory_gib=15,
-        bf16_tflops=None,
-        fp32_tflops=15.7,
-        memory_gb_per_second=900,
-        link_gb_per_second=150,
-        node_gbit=400,
-    ),
+    "v100-32": GpuKind(31, None, 15.7, 900, 150, 400),
+    "v100-16": GpuKind(15, None, 15.7, 900, 150, 400),
     # NVIDIA Ada and Ampere GA102 whitepapers; PCI Express 4.0 x16.
-    "rtx4090": GpuKind(
-        memory_gib=23,
-        bf16_tflops=165,
-        fp32_tflops=82.6,
-        memory_gb_per_second=1008,
-        link_gb_per_second=32,
-        node_gbit=10,
-    ),
-    "rtx3090": GpuKind(
-        memory_gib=23,
-        bf16_tflops=71,
-        fp32_tflops=35.6,
-        memory_gb_per_second=936,
-        link_gb_per_second=32,
-        node_gbit=10,
-    ),
+    "rtx4090": GpuKind(23, 165, 82.6, 1008, 32, 10),
+    "rtx3090": GpuKind(23, 71, 35.6, 936, 32, 10),
 }
 CPU = "cpu"
 
@@ -180,7 +107,7 @@ def gpu_kind(name: str, precision: str) -> GpuKind | None:
     if name not in GPUS:
         raise UserError(f"--gpu {name} is unknown: choose one of {', '.join(GPUS)}, or {CPU}")
     kind = GPUS[name]
-    if precision == "bf16" and kind.bf16_tflops is None:
+    if kind.tflops(precision) is None:
         raise UserError(f"--gpu {name} has no bf16: plan and train with --precision fp32, or choose another GPU")
     return kind
 
@@ -188,10 +115,8 @@ def gpu_kind(name: str, precision: str) -> GpuKind | None:
 def peak_flops(described: str, precision: str) -> float | None:
     """Look up the operations per second of a device by torch's name; None if the table lacks it."""
     name = kind_of_device(described)
-    if name is None:
-        return None
-    tflops = GPUS[name].bf16_tflops if precision == "bf16" else GPUS[name].fp32_tflops
-    return None if tflops is None else tflops * 1e12
+    tflops = GPUS[name].tflops(precision) if name else None
+    return tflops and tflops * 1e12
 
 
 def kind_of_device(described: str) -> str | None:

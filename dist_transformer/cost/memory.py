@@ -1,4 +1,6 @@
-"""Memory of a rank by ZeRO stage: the allocations of DeepSpeed 0.19 for this engine, term by term.
+"""Memory of a rank by ZeRO stage, and the micro-batches that fit a GPU.
+
+The memory is that of the allocations of DeepSpeed 0.19 for this engine, term by term.
 
 P parameters, N ranks, b bytes per element of the training precision (bf16: 2, fp32: 4). Terms that DeepSpeed partitions
 are P / N; its padding is left out. Gradients are summed in fp32 in both precisions.
@@ -24,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dist_transformer.config.settings import ModelConfig
+from dist_transformer.config.settings import ModelConfig, TrainConfig
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import logit_rows
 from dist_transformer.model.transformer import shapes_only
@@ -38,6 +40,14 @@ STAGE_0_BUCKET = 500_000_000
 _CONTEXT_BYTES = int(1.5 * 2**30)
 # Share that the allocator loses. A round figure, not measured.
 _FRAGMENTATION = 0.05
+# Target tokens per micro-batch beyond which a GPU gains no speed. For `big` on an H100, one micro-batch of 25k took 84
+# ms and eight of 3k took 415 ms (2026-11-23), because the host needs about 45 ms for each.
+_ENOUGH_TOKENS = 32_768
+# Target tokens per micro-batch from which compiled layers are faster. On an H100 a step of `big` became 1.20 times
+# as fast at 25k, 1.07 times at 6k and 0.87 times at 3k, where the host is the limit.
+_TOKENS_TO_COMPILE = 6_000
+# Share of the memory that the plan may use. The largest measured excess over the plan is 5%.
+_USABLE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,15 +67,12 @@ class ZeroSettings:
     @classmethod
     def from_ds_config(cls, ds_config: dict[str, Any]) -> "ZeroSettings":
         zero = ds_config["zero_optimization"]
-        names = {field.name for field in dataclasses.fields(cls)} - {"offload_optimizer", "offload_param"}
-        values = {name: zero[name] for name in names & zero.keys()}
-        offloads = {
-            name: (zero.get(name) or {}).get("device", "none") != "none"
-            for name in ("offload_optimizer", "offload_param")
-        }
+        values = {field.name: zero[field.name] for field in dataclasses.fields(cls) if field.name in zero}
+        for name in ("offload_optimizer", "offload_param"):
+            values[name] = (zero.get(name) or {}).get("device", "none") != "none"
         stage = int(zero.get("stage", 0))
         # DeepSpeed's default is to overlap in stage 3 only.
-        return cls(**{"overlap_comm": stage == 3, **values, **offloads, "stage": stage})
+        return cls(**{"overlap_comm": stage == 3, **values, "stage": stage})
 
     @property
     def name(self) -> str:
@@ -85,18 +92,6 @@ class ModelSizes:
     """Number of these tensors."""
     constants: int
     """Bytes of tables that are not trained."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """Buffers that a rank computes at once, full or not."""
-
-    source_tokens: int
-    target_tokens: int
-    sentence_tokens: float = SENTENCE_TOKENS
-    """Mean length, weighted by tokens; only attention without the fused kernel depends on it."""
-    passes: int = 1
-    """Passes of each token through the model, all at once: 2 with R-Drop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,57 +150,74 @@ def _tensors(config: ModelConfig) -> tuple[dict[str, int], int]:
     return sizes, sum(table.numel() * table.element_size() for table in model.buffers())
 
 
+def choose_compilation(config: TrainConfig, *, stage: int) -> tuple[bool, str]:
+    """Choose whether a GPU compiles layers and loss, if its kernels let it.
+
+    Args:
+        stage: ZeRO stage.
+
+    Returns:
+        the choice, and its reason in a few words.
+    """
+    # Stage 3 gathers parameters in hooks, which break graphs. In fp32 attention has no fixed shapes.
+    if stage == 3 or config.arithmetic == "fp32":
+        return False, "ZeRO-3" if stage == 3 else "fp32"
+    if config.compile != "auto":
+        return config.compile == "on", f"--compile {config.compile}"
+    tokens = config.optimizer.passes * config.batch.packs_at_once * config.batch.max_target_tokens
+    few = tokens < _TOKENS_TO_COMPILE
+    return not few, f"{tokens:,} target tokens at once, {'below' if few else 'at least'} {_TOKENS_TO_COMPILE:,}"
+
+
 def predict_memory(
-    config: ModelConfig,
+    config: TrainConfig,
     zero: ZeroSettings,
     *,
     world_size: int,
-    precision: str,
-    accumulation: int,
-    micro: MicroBatch,
-    keeps_average: bool = False,
-    compiled: bool = False,
-    freeze: Sequence[str] = (),
+    source_budget: int,
+    sentence_tokens: float = SENTENCE_TOKENS,
 ) -> Memory:
     """Predict the memory of one rank on a GPU.
 
     Args:
-        compiled: layers and loss are compiled; the loss then has no copy of logits in fp32.
-        keeps_average: there is a moving average of the weights, which is counted with the moments.
-        freeze: parts without fp32 copy, moments and gradients.
+        config: settings that include the vocabulary size and the packs that a GPU computes at once.
+        source_budget: source tokens per pack.
+        sentence_tokens: mean length, weighted by tokens; only attention without the fused kernel depends on it.
     """
-    sizes = model_sizes(config, zero, freeze)
+    sizes, precision = model_sizes(config.model, zero, config.freeze), config.arithmetic
+    # Buffers are computed whole, full or not, and all passes of R-Drop at once.
+    packs = config.optimizer.passes * config.batch.packs_at_once
+    source_tokens, target_tokens = packs * source_budget, packs * config.batch.max_target_tokens
     element, ranks = BYTES[precision], world_size if zero.stage else 1
     share = -(-sizes.trained // ranks)
     weights = element * (-(-sizes.parameters // ranks) if zero.stage == 3 else sizes.parameters)
     masters = 0 if zero.stage == 0 and precision == "fp32" else 4 * share
     gradients = 4 * share
     update = 0 if precision == "bf16" and zero.stage < 3 else 4 * share
-    gradients_stay = zero.stage == 3
     if zero.stage == 0:
         update = 4 * min(sizes.trained, STAGE_0_BUCKET) if world_size > 1 else 0
     if zero.stage == 1 and precision == "bf16":
-        gradients, gradients_stay = 4 * sizes.trained, True
-    elif zero.stage == 1 and accumulation > 1:
+        gradients = 4 * sizes.trained
+    elif zero.stage == 1 and config.batch.accumulation_steps(world_size) > 1:
         gradients += 4 * sizes.trained
-    buffers, resident_extra = 0, gradients if gradients_stay else 0
+    moments = (12 if config.ema_decay > 0 else 8) * share
+    resident, buffers = weights + masters + moments + sizes.constants, 0
+    if zero.stage == 3 or (zero.stage == 1 and precision == "bf16"):
+        resident += gradients
     if zero.stage == 2 or (zero.stage == 1 and precision == "fp32"):
         buffers = element * zero.reduce_bucket_size * (2 if zero.overlap_comm else 1)
     if zero.stage == 2 and precision == "bf16":
         # The bucket that is being sent is in fp32.
         buffers += 4 * zero.reduce_bucket_size
     if zero.stage == 3:
-        bucket = 4 * zero.reduce_bucket_size
-        buffers = bucket + element * min(sizes.parameters, zero.stage3_max_live_parameters)
-        resident_extra += bucket
-    moments = (12 if keeps_average else 8) * share
-    states = weights + masters + moments
-    host, on_host = 0, {"weights": weights, "masters": masters, "moments": moments, "gradients": gradients}
+        resident += 4 * zero.reduce_bucket_size
+        buffers = 4 * zero.reduce_bucket_size + element * min(sizes.parameters, zero.stage3_max_live_parameters)
+    host = 0
     if zero.offload_optimizer:
-        host += on_host["masters"] + on_host["moments"] + on_host["gradients"] + update
-        masters, moments, gradients, update = 0, 0, 0, 0
+        host = masters + moments + gradients + update
+        masters = moments = gradients = update = 0
     if zero.offload_param:
-        host += on_host["weights"]
+        host += weights
         weights = 0
     return Memory(
         weights=weights + sizes.constants,
@@ -213,15 +225,17 @@ def predict_memory(
         moments=moments,
         gradients=gradients,
         buffers=buffers,
-        activations=activation_bytes(config, micro, precision),
-        loss=_loss_bytes(config, micro, precision, compiled),
+        activations=activation_bytes(config.model, precision, source_tokens, target_tokens, sentence_tokens),
+        loss=_loss_bytes(config, target_tokens, compiled=choose_compilation(config, stage=zero.stage)[0]),
         update=update,
-        resident=states + sizes.constants + resident_extra,
+        resident=resident,
         host=host,
     )
 
 
-def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> int:
+def activation_bytes(
+    config: ModelConfig, precision: str, source_tokens: int, target_tokens: int, sentence_tokens: float
+) -> int:
     """Count the bytes that autograd keeps of one micro-batch.
 
     D is the width, I = heads · head width, F the feed-forward width, b the bytes per element. For each token of its
@@ -236,7 +250,7 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
     if precision == "bf16" and config.attention_dropout == 0:
         scores = 4 * heads
     else:
-        scores = int(heads * micro.sentence_tokens * (4 if precision == "fp32" else 4 + element))
+        scores = int(heads * sentence_tokens * (4 if precision == "fp32" else 4 + element))
     kept = 1 if config.activation == "relu" else 2
     feed_forward = around + config.ffn_width * kept * element
     if config.ffn_dropout:
@@ -247,17 +261,38 @@ def activation_bytes(config: ModelConfig, micro: MicroBatch, precision: str) -> 
     decoder = config.decoder_layers * (self_attention + cross_queries + feed_forward)
     embedding = width if config.dropout else 0
     per_source = encoder + config.decoder_layers * cross_keys + embedding + element * width
-    return micro.passes * (per_source * micro.source_tokens + (decoder + embedding) * micro.target_tokens)
+    return per_source * source_tokens + (decoder + embedding) * target_tokens
 
 
-def _loss_bytes(config: ModelConfig, micro: MicroBatch, precision: str, compiled: bool) -> int:
-    """Count the bytes of the loss."""
+def _loss_bytes(config: TrainConfig, rows: int, *, compiled: bool) -> int:
+    """Count the bytes of the loss of `rows` target tokens; compiled, it has no copy of logits in fp32."""
     # Hidden states and their gradient: 2bTD. The projection's gradient in fp32 and a cast copy: VD · (4 + b). One block
     # of logits in the training precision, and, unless compiled, two fp32 copies of a part of it. R-Drop also copies the
     # hidden states of both passes, and its divergence needs four more fp32 tensors of half a part.
-    element, rows, twice = BYTES[precision], micro.passes * micro.target_tokens, micro.passes > 1
-    block, part = logit_rows(rows, config.output_size, config.width, "cuda", compiled=compiled, multiple=micro.passes)
-    part_bytes = 16 if twice else 8
-    logits = config.output_size * (block * element + (0 if compiled else part * part_bytes))
-    projection = config.output_size * config.width * (4 + element)
-    return (3 if twice else 2) * element * rows * config.width + projection + logits
+    element, passes = BYTES[config.arithmetic], config.optimizer.passes
+    size, width = config.model.output_size, config.model.width
+    block, part = logit_rows(rows, size, width, "cuda", compiled=compiled, multiple=passes)
+    logits = size * (block * element + (0 if compiled else part * 8 * passes))
+    return (1 + passes) * element * rows * width + size * width * (4 + element) + logits
+
+
+def packs_that_fit(
+    config: TrainConfig, zero: ZeroSettings, *, world_size: int, source_budget: int, memory_bytes: int
+) -> int:
+    """Return the largest equal part of a rank's share of a step that fits the memory and `_ENOUGH_TOKENS`, or 1.
+
+    Args:
+        config: settings that include the vocabulary size.
+        source_budget: source tokens per pack.
+        memory_bytes: memory of the smallest GPU.
+    """
+    batch = config.batch
+    share = -(-batch.packs_per_step // world_size)
+    for parts in range(1, share + 1):
+        packs = -(-share // parts)
+        part = dataclasses.replace(config, batch=dataclasses.replace(batch, packs_per_micro_batch=packs))
+        memory = predict_memory(part, zero, world_size=world_size, source_budget=source_budget)
+        tokens = config.optimizer.passes * packs * batch.max_target_tokens
+        if tokens <= _ENOUGH_TOKENS and memory.needed <= _USABLE * memory_bytes:
+            return packs
+    return 1

@@ -1,4 +1,4 @@
-"""Predicted time of a step: a model, not a measurement.
+"""Predicted time of a step, and the number of nodes on which a run is fast: a model, not a measurement.
 
 time = max(floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth, kernel launches · time of
 one) + bytes sent ÷ link + consecutive messages · latency. The host launches kernels while the GPU computes, and small
@@ -10,11 +10,11 @@ published scaling of another trainer on GPUs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dist_transformer.config.settings import ModelConfig
-from dist_transformer.cost.hardware import LINK_LATENCY, NETWORK_LATENCY, GpuKind
-from dist_transformer.cost.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings
+from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.cost.hardware import ENOUGH, GPUS, LINK_LATENCY, NETWORK_LATENCY, Cluster
+from dist_transformer.cost.memory import BYTES, STAGE_0_BUCKET, ModelSizes, ZeroSettings, model_sizes, packs_that_fit
 from dist_transformer.model.transformer import training_flops
 
 LAUNCH_SECONDS = 50e-6
@@ -52,45 +52,38 @@ def launches_of_step(config: ModelConfig, *, accumulation: int) -> int:
     return accumulation * sublayers * _SUBLAYER_LAUNCHES + _UPDATE_LAUNCHES
 
 
-def predict_step(
-    config: ModelConfig,
-    zero: ZeroSettings,
-    gpu: GpuKind,
-    *,
-    sizes: ModelSizes,
-    gpus_per_node: int,
-    nodes: int,
-    network_gbit: float,
-    precision: str,
-    accumulation: int,
-    source_tokens: int,
-    target_tokens: int,
-    mfu: float,
-    passes: int = 1,
-) -> StepTime:
-    """Predict the time of one optimizer step.
+def predict_step(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> StepTime:
+    """Predict the time of one optimizer step of full packs.
+
+    The passes of R-Drop share the kernel launches and the communication.
 
     Args:
-        source_tokens: source tokens per rank and step, including empty places of packs; `target_tokens` likewise.
-        passes: passes of each token through the model. They share the kernel launches and the communication.
+        config: settings that include the vocabulary size and the packs that a GPU computes at once.
+        source_budget: source tokens per pack.
     """
-    peak = gpu.bf16_tflops if precision == "bf16" else gpu.fp32_tflops
+    gpu, sizes = GPUS[cluster.gpu], model_sizes(config.model, zero, config.freeze)
+    peak, accumulation = gpu.tflops(config.arithmetic), config.batch.accumulation_steps(cluster.world_size)
     assert peak is not None
-    world = nodes * gpus_per_node
-    operations = training_flops(config, source_tokens=source_tokens, target_tokens=target_tokens, passes=passes)
-    updated = sizes.trained / (world if zero.stage else 1)
+    packs = accumulation * config.batch.packs_at_once
+    operations = training_flops(
+        config.model,
+        source_tokens=packs * source_budget,
+        target_tokens=packs * config.batch.max_target_tokens,
+        passes=config.optimizer.passes,
+    )
+    updated = sizes.trained / (cluster.world_size if zero.stage else 1)
     return StepTime(
-        compute=operations / (peak * 1e12 * mfu),
-        launches=launches_of_step(config, accumulation=accumulation) * LAUNCH_SECONDS,
+        compute=operations / (peak * 1e12 * cluster.mfu),
+        launches=launches_of_step(config.model, accumulation=accumulation) * LAUNCH_SECONDS,
         update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
         communication=communication_seconds(
             zero,
             sizes=sizes,
-            gpus_per_node=gpus_per_node,
-            nodes=nodes,
+            gpus_per_node=cluster.gpus,
+            nodes=cluster.nodes,
             link_gb_per_second=gpu.link_gb_per_second,
-            network_gbit=network_gbit,
-            precision=precision,
+            network_gbit=cluster.network_gbit or gpu.node_gbit,
+            precision=config.arithmetic,
             accumulation=accumulation,
         ),
     )
@@ -164,4 +157,54 @@ def traffic(zero: ZeroSettings, sizes: ModelSizes, *, precision: str, accumulati
     return Traffic(
         bytes=8 * reductions * sizes.trained + gathered,
         passes=2 * reductions * pieces + gathers + norm,
+    )
+
+
+def fill_gpus(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> TrainConfig:
+    """Set the packs that a GPU computes at once, unless they are set."""
+    if config.batch.packs_per_micro_batch is not None:
+        return config
+    memory = int(GPUS[cluster.gpu].memory_gib * 2**30)
+    packs = packs_that_fit(
+        config, zero, world_size=cluster.world_size, source_budget=source_budget, memory_bytes=memory
+    )
+    return replace(config, batch=replace(config.batch, packs_per_micro_batch=packs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeChoice:
+    """The best number of nodes, and the stage that suits it."""
+
+    nodes: int
+    """Fewest nodes with `ENOUGH` of the best speed."""
+    stage: int
+    """ZeRO stage: 2, which sends gradients while it computes, with one micro-batch per rank
+    and step, otherwise 1, which sends them once per step. The model leaves this overlap out."""
+    seconds: dict[int, float]
+    """Seconds per step by number of nodes. Left out are numbers that leave each rank as many packs as fewer nodes."""
+
+
+def choose_nodes(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> NodeChoice:
+    """Choose among 1 to `cluster.nodes` nodes."""
+    seconds, accumulation, share = dict[int, float](), dict[int, int](), 0
+    for nodes in range(1, cluster.nodes + 1):
+        some = replace(cluster, nodes=nodes)
+        packs = -(-config.batch.packs_per_step // some.world_size)
+        if packs != share:
+            full = fill_gpus(config, zero, some, source_budget=source_budget)
+            seconds[nodes] = predict_step(full, zero, some, source_budget=source_budget).total
+            accumulation[nodes], share = full.batch.accumulation_steps(some.world_size), packs
+    best = next(nodes for nodes, time in seconds.items() if ENOUGH * time <= min(seconds.values()))
+    return NodeChoice(nodes=best, stage=2 if accumulation[best] == 1 else 1, seconds=seconds)
+
+
+def fewer_nodes(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> str | None:
+    """Describe the fewer nodes that would be as fast; None if there are none."""
+    choice = choose_nodes(config, zero, cluster, source_budget=source_budget)
+    if choice.nodes == cluster.nodes:
+        return None
+    share = choice.seconds[max(choice.seconds)] / choice.seconds[choice.nodes]
+    return (
+        f"{choice.nodes} node(s) would have {share:.0%} of the speed of these {cluster.nodes}, by the model of "
+        "dist-transformer plan: start on fewer nodes, or raise --batch.packs-per-step"
     )

@@ -7,7 +7,6 @@ of the given data, saves, resumes and decodes, memorizes a few sentences, and pr
 import dataclasses
 import gc
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,13 +23,11 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.subset import write_subset
 from dist_transformer.data.loading.loader import open_training_data
-from dist_transformer.data.prepare.pipeline import PrepareSettings, prepare
-from dist_transformer.data.text.pairs import line_files
-from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.data.prepare.pipeline import prepare
+from dist_transformer.data.prepare.settings import PrepareSettings, TextSettings
 from dist_transformer.inference.beam import beam_search
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.model.packed import PackedBatch, PackedTokens, pack_side
+from dist_transformer.preflight.measured import pack_pairs
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, read_records, step_name
 from dist_transformer.run.warm_start import read_initial_weights
@@ -87,11 +84,8 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
 
 
 def _embedded_data(scratch: Path) -> Path:
-    text, data = scratch / "text", scratch / "embedded"
-    write_toy_corpus(text, make_toy_corpus(train_pairs=5000, valid_pairs=100, test_pairs=1))
-    sources, validation = (line_files([text / f"{name}.en"], [text / f"{name}.de"]) for name in ("train", "valid"))
-    settings = PrepareSettings(out=data, sources=tuple(sources), validation=tuple(validation), vocab_size=1000)
-    prepare(settings, lambda _: None)
+    data = scratch / "embedded"
+    prepare(PrepareSettings(out=data, text=TextSettings(toy=5000), vocab_size=1000), lambda _: None)
     logger.info("no --data: using the embedded corpus and 1,000 words; a larger vocabulary needs more memory and time")
     return data
 
@@ -156,25 +150,25 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
     before = trainer.validators[0].run(trainer.engine, step=0).nll
     trainer.train()
     records = {kind: read_records(config.run_dir, kind) for kind in ("train", "valid", "checkpoint", "end")}
-    after = records["valid"][-1]["nll"]
-    losses = [record["nll"] for record in records["train"]]
+    after, skipped = records["valid"][-1]["nll"], records["end"][-1]["skipped_steps"]
+    is_finite = bool(np.isfinite([record["nll"] for record in records["train"]]).all())
     checkpoint = config.run_dir / CHECKPOINTS / step_name(_STEPS)
     problem = checkpoint_problem(checkpoint)
     size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
-    checks = [
-        Check.that(after < before, name="loss falls", found=f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps"),
-        Check.that(
-            records["end"][-1]["skipped_steps"] == 0 and bool(np.isfinite(losses).all()),
-            name="every update applied",
-            found=f"{records['end'][-1]['skipped_steps']} skipped because loss or gradient was not finite",
+    saved = f"{size:,.0f} MiB in {records['checkpoint'][-1]['seconds']:.1f} s, hashes verified"
+    rows = (
+        ("loss falls", after < before, f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps"),
+        (
+            "every update applied",
+            not skipped and is_finite,
+            f"{skipped} skipped because loss or gradient was not finite",
         ),
-        Check.that(
-            problem is None,
-            name="saves a complete checkpoint",
-            found=problem or f"{size:,.0f} MiB in {records['checkpoint'][-1]['seconds']:.1f} s, hashes verified",
-        ),
-    ]
-    return checks, {**records, "peak": _peak_memory(device)}
+        ("saves a complete checkpoint", problem is None, problem or saved),
+    )
+    return [Check.that(holds, name=name, found=found) for name, holds, found in rows], {
+        **records,
+        "peak": peak_memory_bytes(device) / 2**30,
+    }
 
 
 def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) -> list[Check]:
@@ -193,15 +187,11 @@ def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) 
     same_ledger = (run / LEDGER_FILE).read_text(encoding="utf-8") == ledger
     # On CUDA, sums in the attention's backward pass are added in no fixed order.
     limit = 0.0 if device.type == "cpu" else 0.02 * scale
-    return [
-        Check.that(
-            same_ledger and apart <= limit,
-            name="resumes exactly",
-            found=f"from step {_SAVED_AT}: {'same' if same_ledger else 'OTHER'} sentences, "
-            + ("weights bit-identical" if apart == 0 else f"weights at most {apart:.1e} apart"),
-        ),
-        _decode(trainer, config),
-    ]
+    sentences = "same" if same_ledger else "OTHER"
+    weights_are = "bit-identical" if apart == 0 else f"at most {apart:.1e} apart"
+    text = f"from step {_SAVED_AT}: {sentences} sentences, weights {weights_are}"
+    resumes = Check.that(same_ledger and apart <= limit, name="resumes exactly", found=text)
+    return [resumes, _decode(trainer, config)]
 
 
 def _learn_by_heart(config: TrainConfig, scratch: Path, world: World, device: torch.device) -> Check:
@@ -254,7 +244,7 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
     model = trainer.engine.plain_model()
     outputs = [found[0] for found in beam_search(model, sources, settings=Decoding())]
-    batch = _pack(sources, [output.tokens for output in outputs]).to(trainer.engine.device)
+    batch = pack_pairs(sources, [output.tokens for output in outputs]).to(trainer.engine.device)
     model.eval()
     nll = float(model(batch, 0.0).nll)
     model.train()
@@ -267,46 +257,26 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     )
 
 
-def _pack(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> PackedBatch:
-    """Pack pairs of ids without special tokens end to end, without dummy sentences."""
-
-    def side(rows: Sequence[Sequence[int]]) -> PackedTokens:
-        tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
-        return pack_side(tokens, lengths, size=len(tokens), offset_count=len(rows) + 1, max_length=int(lengths.max()))
-
-    labels = np.concatenate([(*target, EOS_ID) for target in targets])
-    return PackedBatch(
-        source=side([(*source, EOS_ID) for source in sources]),
-        target=side([(BOS_ID, *target) for target in targets]),
-        labels_T=torch.from_numpy(labels),
-    )
-
-
-def _peak_memory(device: torch.device) -> str:
-    kind = "GPU memory" if device.type == "cuda" else "memory of this process"
-    return f"{peak_memory_bytes(device) / 2**30:.2f} GiB of {kind}"
-
-
-def _print_measures(config: TrainConfig, records: dict[str, Sequence[Any]], device: torch.device) -> None:
+def _print_measures(config: TrainConfig, records: dict[str, Any], device: torch.device) -> None:
     batch = config.batch
     # The first intervals include the warm-up of caches and compilers.
     speed = median(record["target_tokens_per_second"] for record in records["train"][2:])
     tokens = batch.packs_per_step * batch.max_target_tokens
     hours = tokens * config.max_steps / speed / 3600
+    name, memory = "CPU", "memory of this process"
+    if device.type == "cuda":
+        name, memory = torch.cuda.get_device_name(device), "GPU memory"
+    most = batch.packs_per_step
+    several, alone = batch.accumulation_steps(min(8, most)), batch.accumulation_steps(1)
     rows = (
-        ("device", f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, {config.arithmetic}"),
-        ("peak memory", f"{records['peak']}, {batch.packs_at_once} pack(s) at a time"),
+        ("device", f"{name}, {config.arithmetic}"),
+        ("peak memory", f"{records['peak']:.2f} GiB of {memory}, {batch.packs_at_once} pack(s) at a time"),
         ("speed", f"{speed:,.0f} target tokens/s"),
         ("effective batch", f"{batch.packs_per_step} packs, at most {tokens:,} target tokens per step"),
-        ("accumulation", f"{batch.accumulation_steps(1)} on 1 process, {_accumulations(config)}"),
+        ("accumulation", f"{alone} on 1 process, {several} on {min(8, most)}; at most {most} processes"),
         ("the whole run", f"{config.max_steps:,} steps: {hours:,.1f} hours on one such process, at this speed"),
     )
     say()
-    for name, value in rows:
-        say(f"{name:16} {value}")
+    for title, value in rows:
+        say(f"{title:16} {value}")
     say()
-
-
-def _accumulations(config: TrainConfig) -> str:
-    most = config.batch.packs_per_step
-    return f"{config.batch.accumulation_steps(min(8, most))} on {min(8, most)}; at most {most} processes"

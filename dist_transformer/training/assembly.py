@@ -9,8 +9,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.memory import ZeroSettings
-from dist_transformer.cost.micro_batches import packs_that_fit
+from dist_transformer.cost.memory import ZeroSettings, packs_that_fit
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.freezing import frozen_names

@@ -10,9 +10,9 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import tag_caution
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.hardware import GPUS, kind_of_device
+from dist_transformer.cost.hardware import Cluster, kind_of_device
 from dist_transformer.cost.memory import ZeroSettings
-from dist_transformer.cost.nodes import Machines, fewer_nodes
+from dist_transformer.cost.speed import fewer_nodes
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader
@@ -83,8 +83,8 @@ def note_on_nodes(
         return None
     name = kind_of_device(describe_environment()["gpus"][device.index])
     assert name is not None
-    machines = Machines(gpu=GPUS[name], gpus_per_node=world.local_size, nodes=nodes)
-    return fewer_nodes(config, zero, machines, source_budget=source_budget)
+    cluster = Cluster(gpu=name, gpus=world.local_size, nodes=nodes)
+    return fewer_nodes(config, zero, cluster, source_budget=source_budget)
 
 
 def tag_cautions(config: TrainConfig, data: TrainingData, origin: InitialWeights) -> Iterator[str]:

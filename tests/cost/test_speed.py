@@ -6,18 +6,20 @@ from typing import Any
 import pytest
 
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.cost.hardware import GpuKind
-from dist_transformer.cost.memory import ModelSizes, ZeroSettings
+from dist_transformer.config.settings import BatchConfig, TrainConfig
+from dist_transformer.cost.hardware import ENOUGH, GPUS, Cluster, GpuKind
+from dist_transformer.cost.memory import ModelSizes, ZeroSettings, model_sizes
 from dist_transformer.cost.speed import (
     StepTime,
     Traffic,
+    choose_nodes,
     communication_seconds,
+    fewer_nodes,
     launches_of_step,
     predict_step,
     traffic,
 )
 
-BIG = dataclasses.replace(PRESETS["big"].model, vocab_size=37_000)
 # Round rates: 100 and 10 TFLOP/s, 1,000 GB/s of memory, 100 GB/s between GPUs.
 GPU = GpuKind(
     memory_gib=80, bf16_tflops=100, fp32_tflops=10, memory_gb_per_second=1000, link_gb_per_second=100, node_gbit=400
@@ -28,20 +30,26 @@ SIZES = ModelSizes(
 )
 
 
-def step(stage: int, **changes: Any) -> StepTime:
-    settings: dict[str, Any] = {
-        "sizes": SIZES,
-        "gpus_per_node": 4,
-        "nodes": 1,
-        "network_gbit": 400,
-        "precision": "bf16",
-        "accumulation": 1,
-        "source_tokens": 1000,
-        "target_tokens": 1000,
-        "mfu": 0.5,
-        **changes,
-    }
-    return predict_step(BIG, ZeroSettings(stage=stage), GPU, **settings)
+def preset(name: str, **settings: Any) -> TrainConfig:
+    config = PRESETS[name].changed(**{"precision": "bf16", **settings})
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=37_000))
+
+
+BIG = preset("big")
+PARAMETERS = model_sizes(BIG.model, ZeroSettings(stage=1)).parameters
+
+
+@pytest.fixture(autouse=True)
+def round_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GPUS, "round", GPU)
+
+
+def step(stage: int, config: TrainConfig = BIG, *, tokens: int = 1000, **machines: Any) -> StepTime:
+    """A step in which each GPU computes one pack of so many source and target tokens."""
+    cluster = Cluster(**{"gpu": "round", "gpus": 4, "mfu": 0.5, **machines})
+    batch = BatchConfig(max_target_tokens=tokens, packs_per_step=cluster.world_size)
+    config = dataclasses.replace(config, batch=batch)
+    return predict_step(config, ZeroSettings(stage=stage), cluster, source_budget=tokens)
 
 
 def test_operations_are_the_papers_model() -> None:
@@ -50,34 +58,22 @@ def test_operations_are_the_papers_model() -> None:
     0.4% of that is attention, which is left out.
     """
     assert step(1).compute == pytest.approx(1.289e12 / 50e12, rel=5e-3)
-    assert step(1, precision="fp32").compute == pytest.approx(10 * step(1).compute)
+    assert step(1, preset("big", precision="fp32")).compute == pytest.approx(10 * step(1).compute)
 
 
 def test_a_small_model_waits_for_the_launches_of_its_kernels() -> None:
     """The null GPU counts 979 launches of `big` in one micro-batch and 7,321 in eight; each takes the host 50 µs."""
-    assert launches_of_step(BIG, accumulation=1) == pytest.approx(979, rel=0.01)
-    assert launches_of_step(BIG, accumulation=8) == pytest.approx(7321, rel=0.01)
-    tiny = PRESETS["tiny"].model
-    settings: dict[str, Any] = {"gpus_per_node": 1, "nodes": 1, "network_gbit": 400, "precision": "bf16", "mfu": 0.5}
-    sizes = ModelSizes(parameters=5_000_000, trained=5_000_000, persistent=0, persistent_tensors=0, constants=0)
-    found = predict_step(
-        tiny,
-        ZeroSettings(stage=1),
-        GPU,
-        sizes=sizes,
-        accumulation=1,
-        source_tokens=2048,
-        target_tokens=2048,
-        **settings,
-    )
+    assert launches_of_step(BIG.model, accumulation=1) == pytest.approx(979, rel=0.01)
+    assert launches_of_step(BIG.model, accumulation=8) == pytest.approx(7321, rel=0.01)
+    found = step(1, preset("tiny"), tokens=2048, gpus=1)
     # (2 · 2 + 3 · 2) sublayers of 30 launches and 73 of the update.
     assert found.total == found.launches == pytest.approx(373 * 50e-6)
     assert found.compute + found.update < found.total / 10
 
 
 def test_the_update_moves_thirty_bytes_a_parameter() -> None:
-    assert step(0).update == pytest.approx(200e6 * 30 / 1000e9)
-    assert step(1).update == pytest.approx(200e6 * 30 / 4 / 1000e9)
+    assert step(0).update == pytest.approx(PARAMETERS * 30 / 1000e9)
+    assert step(1).update == pytest.approx(PARAMETERS * 30 / 4 / 1000e9)
 
 
 def sent(stage: int, accumulation: int, precision: str, **keys: int) -> Traffic:
@@ -112,8 +108,9 @@ def test_frozen_weights_have_no_gradients_to_send(stage: int, millions: int) -> 
     sizes = dataclasses.replace(SIZES, trained=150_000_000)
     found = traffic(ZeroSettings(stage=stage), sizes, precision="bf16", accumulation=1)
     assert found.bytes == millions * 10**6
-    frozen, whole = step(stage, sizes=sizes), step(stage)
-    assert frozen.update == pytest.approx(0.75 * whole.update)
+    frozen, whole = step(stage, preset("big", freeze=("encoder",))), step(stage)
+    trained = model_sizes(BIG.model, ZeroSettings(stage=stage), ("encoder",)).trained
+    assert frozen.update == pytest.approx(trained / PARAMETERS * whole.update)
     assert frozen.communication < whole.communication
 
 
@@ -137,10 +134,10 @@ def test_weights_that_cannot_be_kept_are_gathered_twice() -> None:
 def test_between_nodes_the_slower_of_both_links_counts() -> None:
     """Three quarters of the bytes pass each of 4 GPUs, seven eighths each of 8. Three passes: sums, weights."""
     passes = 2 + 1
-    assert step(1).communication == pytest.approx(10 * 0.75 * 200e6 / 100e9 + passes * 3 * 5e-6)
+    assert step(1).communication == pytest.approx(10 * 0.75 * PARAMETERS / 100e9 + passes * 3 * 5e-6)
     hops = passes * (15e-6 + 6 * 5e-6)
-    assert step(1, nodes=2, network_gbit=400).communication == pytest.approx(10 * 7 / 8 * 200e6 / 50e9 + hops)
-    assert step(1, nodes=2, network_gbit=8000).communication == pytest.approx(10 * 7 / 8 * 200e6 / 100e9 + hops)
+    assert step(1, nodes=2, network_gbit=400).communication == pytest.approx(10 * 7 / 8 * PARAMETERS / 50e9 + hops)
+    assert step(1, nodes=2, network_gbit=8000).communication == pytest.approx(10 * 7 / 8 * PARAMETERS / 100e9 + hops)
 
 
 def test_on_a_slow_network_messages_wait_for_each_other() -> None:
@@ -159,9 +156,53 @@ def test_on_a_slow_network_messages_wait_for_each_other() -> None:
 
 
 def test_alone_nothing_is_sent() -> None:
-    assert step(3, gpus_per_node=1).communication == 0
+    assert step(3, gpus=1).communication == 0
 
 
 def test_the_whole_is_its_parts() -> None:
     found = step(2)
     assert found.total == max(found.compute + found.update, found.launches) + found.communication
+
+
+LARGE = preset("big_large_batch")
+ZERO_1 = ZeroSettings(stage=1, reduce_bucket_size=25_000_000)
+
+
+def nodes_of(count: int, **changes: Any) -> Cluster:
+    return Cluster(gpus=8, nodes=count, **changes)
+
+
+def with_batch(**changes: Any) -> TrainConfig:
+    return dataclasses.replace(LARGE, batch=dataclasses.replace(LARGE.batch, **changes))
+
+
+def test_the_host_limits_the_number_of_nodes() -> None:
+    """128 packs: 4 nodes compute 4 packs per GPU in 56 ms, 6 compute 3 in 42 ms, which is below the host's 49 ms.
+
+    Numbers with the same packs per GPU as fewer nodes, such as 5, are left out.
+    """
+    found = choose_nodes(LARGE, ZERO_1, nodes_of(16), source_budget=3584)
+    assert list(found.seconds) == [1, 2, 3, 4, 6, 8, 16]
+    assert found.nodes == 6
+    assert min(found.seconds, key=found.seconds.__getitem__) == 6
+    # Three passes of 127 messages more.
+    assert found.seconds[16] > found.seconds[8] > found.seconds[6] > ENOUGH * found.seconds[16]
+
+
+def test_stage_2_needs_one_micro_batch() -> None:
+    """A node has 16 packs of 3,584 tokens per GPU, in two micro-batches; two nodes have 8, in one."""
+    assert choose_nodes(LARGE, ZERO_1, nodes_of(1), source_budget=3584).stage == 1
+    assert choose_nodes(LARGE, ZERO_1, nodes_of(2), source_budget=3584).stage == 2
+    assert choose_nodes(with_batch(packs_per_micro_batch=1), ZERO_1, nodes_of(2), source_budget=3584).stage == 1
+
+
+def test_a_slow_network_wants_fewer_nodes() -> None:
+    assert choose_nodes(LARGE, ZERO_1, nodes_of(16, network_gbit=10), source_budget=3584).nodes == 1
+
+
+@pytest.mark.parametrize(("packs", "nodes", "fewer"), [(128, 16, 6), (128, 5, 4), (128, 4, None), (256, 4, None)])
+def test_fewer_nodes_are_named_where_they_are_as_fast(packs: int, nodes: int, fewer: int | None) -> None:
+    found = fewer_nodes(with_batch(packs_per_step=packs), ZERO_1, nodes_of(nodes), source_budget=3584)
+    assert (
+        (found is None) if fewer is None else found is not None and found.startswith(f"{fewer} node(s) would have 10")
+    )

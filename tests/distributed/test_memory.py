@@ -1,27 +1,20 @@
 """The planner's memory of states, against the tensors of real engines on one rank and two."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import ModelConfig
-from dist_transformer.cost.memory import MicroBatch, ZeroSettings, model_sizes, predict_memory
+from dist_transformer.cost.memory import ZeroSettings, model_sizes, predict_memory
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT, run_ranks
-from tests.distributed.worker_memory import VOCAB_SIZE, cases
+from tests.distributed.worker_memory import cases, config_of
 
 pytestmark = pytest.mark.slice(name="worlds")
 
 WORLDS = (1, 2)
 CASES = [(world, *case) for world in WORLDS for case in cases(world)]
-
-
-def model_of(preset: str) -> ModelConfig:
-    return dataclasses.replace(PRESETS[preset].model, vocab_size=VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +31,8 @@ def test_states_are_predicted_to_a_tenth(
 ) -> None:
     found = measured[world][f"{preset}-{precision}-{stage}-{part}"]
     zero = ZeroSettings.from_ds_config(load_ds_config(ROOT / "ds_configs" / f"zero{stage}.json"))
-    memory = predict_memory(
-        model_of(preset),
-        zero,
-        world_size=world,
-        precision=precision,
-        accumulation=1,
-        micro=MicroBatch(source_tokens=16, target_tokens=16),
-        freeze=(part,) if part else (),
-    )
+    config = config_of(preset, precision, stage, part, world)
+    memory = predict_memory(config, zero, world_size=world, source_budget=config.batch.max_target_tokens)
     assert memory.resident == pytest.approx(found["between"], rel=0.1)
     stay = stage == 3 or (stage == 1 and precision == "bf16")
     gradients = 0 if stay else memory.gradients
@@ -64,6 +50,7 @@ def test_what_is_counted_is_all_there_is(
 
     The host has a copy of what is frozen, in fp32.
     """
-    sizes = model_sizes(model_of(preset), ZeroSettings(stage=stage), (part,) if part else ())
+    config = config_of(preset, precision, stage, part, world)
+    sizes = model_sizes(config.model, ZeroSettings(stage=stage), config.freeze)
     found = measured[world][f"{preset}-{precision}-{stage}-{part}"]
     assert found["between"] + 4 * (sizes.parameters - sizes.trained) == pytest.approx(found["everything"], rel=0.01)

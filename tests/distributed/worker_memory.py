@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import BatchConfig
+from dist_transformer.config.settings import BatchConfig, TrainConfig
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
@@ -56,9 +56,9 @@ def bytes_of_all_tensors() -> int:
     return sum(storages.values())
 
 
-def measure(preset: str, precision: str, stage: int, part: str, world_size: int) -> dict[str, Any]:
+def config_of(preset: str, precision: str, stage: int, part: str, world_size: int) -> TrainConfig:
     base = PRESETS[preset]
-    config = dataclasses.replace(
+    return dataclasses.replace(
         base,
         precision=precision,
         freeze=(part,) if part else (),
@@ -66,6 +66,9 @@ def measure(preset: str, precision: str, stage: int, part: str, world_size: int)
         batch=BatchConfig(packs_per_step=world_size),
         deepspeed_config=ROOT / "ds_configs" / f"zero{stage}.json",
     )
+
+
+def measure(config: TrainConfig, world_size: int) -> dict[str, Any]:
     gc.collect()
     before = bytes_of_all_tensors()
     model = Transformer(config.model)
@@ -92,7 +95,8 @@ def measure(preset: str, precision: str, stage: int, part: str, world_size: int)
 def main() -> None:
     world = read_world()
     with process_group(world, single=True):
-        found = {"-".join(map(str, case)): measure(*case, world.size) for case in cases(world.size)}
+        configs = {"-".join(map(str, case)): config_of(*case, world.size) for case in cases(world.size)}
+        found = {name: measure(config, world.size) for name, config in configs.items()}
     if world.is_main:
         Path(sys.argv[-1]).write_text(json.dumps(found))
 

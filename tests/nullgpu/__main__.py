@@ -24,7 +24,7 @@ from benchmarks.measure import result_of, write_result
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.cost.memory import MicroBatch, ZeroSettings, predict_memory
+from dist_transformer.cost.memory import ZeroSettings, predict_memory
 from tests.nullgpu.home import ROOT, Home
 
 _HERE = Path(__file__).parent
@@ -181,16 +181,14 @@ def check_steps(checks: Checks) -> None:
 
 
 def _planned(step: dict[str, Any]) -> int:
-    tokens = PRESETS["big"].batch.max_target_tokens * step["packs_per_micro_batch"]
-    return predict_memory(
-        dataclasses.replace(PRESETS["big"].model, vocab_size=37_000),
-        ZeroSettings(stage=step["stage"]),
-        world_size=1,
-        precision="bf16",
-        accumulation=step["packs"] // step["packs_per_micro_batch"],
-        micro=MicroBatch(source_tokens=tokens, target_tokens=tokens),
-        compiled=step["compile"],
-    ).peak
+    big = PRESETS["big"].changed(compile="on" if step["compile"] else "off")
+    config = dataclasses.replace(
+        big,
+        model=dataclasses.replace(big.model, vocab_size=37_000),
+        batch=dataclasses.replace(big.batch, packs_per_micro_batch=step["packs_per_micro_batch"]),
+    )
+    zero = ZeroSettings(stage=step["stage"])
+    return predict_memory(config, zero, world_size=1, source_budget=big.batch.max_target_tokens).peak
 
 
 def count_softmax(checks: Checks, source: Path) -> dict[str, Any]:

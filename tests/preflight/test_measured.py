@@ -1,4 +1,4 @@
-"""A run folder beside its plan; one that a real run wrote is read in tests/distributed/test_doctor.py."""
+"""A run folder next to its plan; one that a real run wrote is read in tests/distributed/test_doctor.py."""
 
 import dataclasses
 import json
@@ -12,8 +12,8 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.cost.hardware import Cluster
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.preflight.measured import Comparison, compare, read_run
-from dist_transformer.preflight.plan import plan_run
+from dist_transformer.preflight.measured import compare_run
+from dist_transformer.preflight.run_plan import RunPlan
 
 
 @pytest.fixture
@@ -45,16 +45,21 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compared(run_dir: Path, **assumptions: Any) -> dict[str, Comparison]:
-    run = read_run(run_dir)
-    plan = plan_run(run.config, run.cluster(Cluster(**assumptions)), run.ds_config, run.workload())
-    return {row.what: row for row in compare(plan, run)}
+def compared(run_dir: Path) -> tuple[RunPlan, dict[str, tuple[float | None, float | None]]]:
+    """The plan, and what is predicted and measured."""
+    plan, rows = compare_run(run_dir)
+    return plan, {row.what: (row.predicted, row.measured) for row in rows}
 
 
-def test_what_was_measured_is_beside_what_is_predicted(run_dir: Path) -> None:
-    rows = compared(run_dir)
-    measured = {what: row.measured for what, row in rows.items()}
-    assert measured == {
+def start_with(run_dir: Path, **start: Any) -> None:
+    (run_dir / "environment.json").write_text(json.dumps([{"step": 0, "hosts": 1, **start}]))
+
+
+def test_what_was_measured_is_next_to_what_is_predicted(run_dir: Path) -> None:
+    plan, rows = compared(run_dir)
+    assert plan.cluster == Cluster(nodes=2, gpus=8, gpu="h100")
+    assert (plan.work.assumed, plan.work.fill) == (True, 0.98)
+    assert {what: measured for what, (_, measured) in rows.items()} == {
         "states between steps, per rank": 1024,
         "peak memory, per rank": 4096,
         "checkpoint": 1,
@@ -64,57 +69,44 @@ def test_what_was_measured_is_beside_what_is_predicted(run_dir: Path) -> None:
         # 300,000 steps of half a second.
         "all 300,000 steps": pytest.approx(300_000 / 7200),
     }
-    assert all(row.predicted is not None and row.predicted > 0 for row in rows.values())
-
-
-def test_the_assumptions_are_the_callers(run_dir: Path) -> None:
-    slow, fast = (compared(run_dir, mfu=mfu)["target tokens per second"].predicted for mfu in (1e-4, 0.4))
-    assert slow is not None
-    assert fast is not None
-    assert slow < fast
-
-
-def test_the_cluster_is_the_runs(run_dir: Path) -> None:
-    run = read_run(run_dir)
-    cluster = run.cluster(Cluster(nodes=7, gpu="a10", job_hours=3.0))
-    assert cluster == Cluster(nodes=2, gpus=8, gpu="h100", job_hours=3.0)
-    assert run.workload().assumed
-    assert run.workload().fill == 0.98
+    assert plan.step_time is not None
+    assert {what: predicted for what, (predicted, _) in rows.items()} == {
+        "states between steps, per rank": plan.chosen.memory.resident / 2**20,
+        "peak memory, per rank": plan.chosen.memory.peak / 2**20,
+        "checkpoint": plan.checkpoint_bytes / 2**20,
+        "target tokens per second": plan.target_tokens_per_second,
+        "step time": 1000 * plan.step_time.total,
+        "training FLOPs per step": plan.training_flops / 300_000 / 1e9,
+        "all 300,000 steps": plan.hours,
+    }
 
 
 def test_on_a_cpu_no_speed_is_predicted(run_dir: Path) -> None:
-    start = {"step": 0, "gpus": [], "hosts": 1, "world_size": 2, "processor": "CPU"}
-    (run_dir / "environment.json").write_text(json.dumps([start]))
-    rows = compared(run_dir)
-    assert rows["target tokens per second"] == Comparison(
-        what="target tokens per second", unit="", predicted=None, measured=100_100
-    )
-    assert rows["peak memory, per rank (with libraries)"].predicted is None
+    start_with(run_dir, gpus=[], world_size=2)
+    _, rows = compared(run_dir)
+    assert rows["target tokens per second"] == (None, 100_100)
+    assert rows["peak memory, per rank (with libraries)"] == (None, 4096)
     # A run of an earlier version did not record it.
-    assert rows["states between steps, per rank"].measured is None
+    assert rows["states between steps, per rank"][1] is None
 
 
 def test_data_that_is_still_there_is_looked_at(run_dir: Path, toy_data: DataFolder) -> None:
     settings = json.loads((run_dir / "config.json").read_text())
     (run_dir / "config.json").write_text(json.dumps({**settings, "data": [str(toy_data.path)]}))
-    work = read_run(run_dir).workload()
+    work = compared(run_dir)[0].work
     assert not work.assumed
     assert work.corpus_target_tokens == toy_data.index.train.target_tokens
 
 
-def test_folders_that_say_nothing_are_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_folders_without_measurements_are_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing/config.json does not exist"):
-        read_run(tmp_path / "nothing")
+        compared(tmp_path / "nothing")
+    start_with(run_dir, gpus=["Tesla T4, 15 GiB"], world_size=1)
+    with pytest.raises(UserError, match="was trained on 'Tesla T4, 15 GiB', which is not in the GPU table"):
+        compared(run_dir)
     (run_dir / "environment.json").write_text("[]")
     with pytest.raises(UserError, match="has not trained yet"):
-        read_run(run_dir)
+        compared(run_dir)
     (run_dir / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"metrics.jsonl cannot be read"):
-        read_run(run_dir)
-
-
-def test_a_gpu_without_figures_is_refused(run_dir: Path) -> None:
-    start = {"step": 0, "gpus": ["Tesla T4, 15 GiB"], "hosts": 1, "world_size": 1}
-    (run_dir / "environment.json").write_text(json.dumps([start]))
-    with pytest.raises(UserError, match="was trained on 'Tesla T4, 15 GiB', which is not in the GPU table"):
-        read_run(run_dir)
+        compared(run_dir)

@@ -13,7 +13,7 @@ from torch import nn
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.micro_batches import choose_compilation
+from dist_transformer.cost.memory import choose_compilation
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch

@@ -11,7 +11,7 @@ from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.hardware import Cluster
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.preflight.plan import RunPlan, plan_run, what_would_fit
+from dist_transformer.preflight.run_plan import RunPlan, plan_run, what_would_fit
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 
@@ -39,13 +39,6 @@ def test_time_and_jobs_follow_from_the_step() -> None:
     assert (found.work.vocab_sizes, found.work.source_budget, found.work.assumed) == ((37_000, 0), 392, True)
     # 64 packs of 392 target tokens, 99% full.
     assert found.target_tokens_per_second == pytest.approx(0.99 * 64 * 392 / found.step_time.total)
-
-
-def test_half_the_share_of_the_peak_doubles_the_operations() -> None:
-    slow, fast = (plan(preset("big"), mfu=mfu).step_time for mfu in (0.2, 0.4))
-    assert slow is not None
-    assert fast is not None
-    assert slow.compute == pytest.approx(2 * fast.compute)
 
 
 def test_rdrop_computes_every_token_twice() -> None:
@@ -118,19 +111,11 @@ def test_more_processes_than_packs_are_refused_with_the_remedy() -> None:
         plan(preset("big"), nodes=16, gpus=8)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "message"),
-    [
-        ({"nodes": 0}, "nodes is 0: it must be above 0"),
-        ({"gpus": -1}, "gpus is -1"),
-        ({"job_hours": 0.0}, "job_hours is 0.0"),
-        ({"mfu": 40.0}, "mfu is 40.0: it must be a share of the peak, above 0 and at most 1"),
-        ({"network_gbit": 0.0}, "network_gbit is 0.0"),
-    ],
-)
-def test_wrong_numbers_are_refused_by_name(cluster: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Cluster(**cluster)
+def test_wrong_numbers_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match="nodes is 0: it must be above 0"):
+        Cluster(nodes=0)
+    with pytest.raises(UserError, match=r"mfu is 40.0: it must be a share of the peak, above 0 and at most 1"):
+        Cluster(mfu=40.0)
 
 
 def test_another_stage_is_named_first() -> None:
@@ -189,8 +174,3 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
     source = round(found.work.fill * 2 * found.work.source_budget * 1000)
     target = round(found.work.fill * 2 * 1024 * 1000)
     assert found.training_flops == training_flops(model, source_tokens=source, target_tokens=target)
-
-
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a data folder"):
-        plan(PRESETS["base"].changed(data=(str(tmp_path),)))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,17 +10,8 @@ from typing import Any
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.costs import VOCAB_SIZE
 from dist_transformer.cost.hardware import Cluster, GpuKind, gpu_kind
-from dist_transformer.cost.memory import (
-    SENTENCE_TOKENS,
-    Memory,
-    MicroBatch,
-    ZeroSettings,
-    model_sizes,
-    predict_memory,
-)
-from dist_transformer.cost.micro_batches import choose_compilation
-from dist_transformer.cost.nodes import Machines, NodeChoice, choose_nodes, fill_gpus, predict_step_on
-from dist_transformer.cost.speed import StepTime
+from dist_transformer.cost.memory import SENTENCE_TOKENS, Memory, ZeroSettings, model_sizes, predict_memory
+from dist_transformer.cost.speed import NodeChoice, StepTime, choose_nodes, fill_gpus, predict_step
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
@@ -77,10 +68,6 @@ class RunPlan:
     """Best number of nodes with this many GPUs, among those that share a step; None like `step_time`."""
 
     @property
-    def accumulation(self) -> int:
-        return self.config.batch.accumulation_steps(self.cluster.world_size)
-
-    @property
     def target_tokens_per_step(self) -> float:
         batch = self.config.batch
         return self.work.fill * batch.packs_per_step * batch.max_target_tokens
@@ -102,8 +89,12 @@ class RunPlan:
         steps, batch = self.config.max_steps, self.config.batch
         source = self.work.fill * batch.packs_per_step * self.work.source_budget * steps
         target = self.target_tokens_per_step * steps
-        model, passes = _with_vocabulary(self.config, self.work).model, self.config.optimizer.passes
-        return training_flops(model, source_tokens=round(source), target_tokens=round(target), passes=passes)
+        return training_flops(
+            self.config.model,
+            source_tokens=round(source),
+            target_tokens=round(target),
+            passes=self.config.optimizer.passes,
+        )
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -132,17 +123,21 @@ class RunPlan:
         return self.config.max_steps * self.target_tokens_per_step / corpus if corpus else None
 
 
+def assume_work(config: TrainConfig, *, fill: float) -> Workload:
+    """Assume equal budgets and sentences of usual length."""
+    return Workload(
+        vocab_sizes=config.model.vocab_sizes if config.model.vocab_size else (VOCAB_SIZE, 0),
+        source_budget=config.batch.max_source_tokens or config.batch.max_target_tokens,
+        fill=fill,
+        sentence_tokens=SENTENCE_TOKENS,
+        assumed=True,
+    )
+
+
 def look_at_work(config: TrainConfig) -> Workload:
-    """Measure the workload of the data. Without data, assume equal budgets and sentences of usual length."""
+    """Measure the workload of the data; without data, assume one."""
     if config.corpora.data == EMBEDDED_CORPUS:
-        batch = config.batch
-        return Workload(
-            vocab_sizes=config.model.vocab_sizes if config.model.vocab_size else (VOCAB_SIZE, 0),
-            source_budget=batch.max_source_tokens or batch.max_target_tokens,
-            fill=_FILL,
-            sentence_tokens=SENTENCE_TOKENS,
-            assumed=True,
-        )
+        return assume_work(config, fill=_FILL)
     data = open_training_data(config.corpora, config.batch, seed=config.seed)
     budgets, packs = data.budgets, config.batch.packs_per_step
     steps = list(islice(data.plan.steps(data.plan.start(), packs), _SAMPLED_STEPS))
@@ -168,26 +163,19 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
     """
     gpu = gpu_kind(cluster.gpu, config.arithmetic)
     work = work or look_at_work(config)
-    config = _with_vocabulary(config, work)
+    config = dataclasses.replace(config, model=config.model.for_vocabularies(*work.vocab_sizes))
     config.batch.accumulation_steps(cluster.world_size)
-    own = ZeroSettings.from_ds_config(ds_config)
-    machines = step_time = best = None
+    own, budget = ZeroSettings.from_ds_config(ds_config), work.source_budget
+    step_time = best = None
+    has_speed = gpu is not None and not own.offload_optimizer
+    if has_speed:
+        most = dataclasses.replace(cluster, nodes=config.batch.packs_per_step // cluster.gpus)
+        best = choose_nodes(config, own, most, source_budget=budget)
     if gpu is not None:
-        machines = Machines(
-            gpu=gpu,
-            gpus_per_node=cluster.gpus,
-            nodes=cluster.nodes,
-            network_gbit=cluster.network_gbit,
-            mfu=cluster.mfu,
-        )
-        if not own.offload_optimizer:
-            most = dataclasses.replace(machines, nodes=config.batch.packs_per_step // cluster.gpus)
-            best = choose_nodes(config, own, most, source_budget=work.source_budget)
-        config = fill_gpus(config, own, machines, source_budget=work.source_budget)
-        if not own.offload_optimizer:
-            step_time = predict_step_on(config, own, machines, source_budget=work.source_budget)
-    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(ds_config))
-    chosen = next(stage for stage in stages if stage.zero == own)
+        config = fill_gpus(config, own, cluster, source_budget=budget)
+    if has_speed:
+        step_time = predict_step(config, own, cluster, source_budget=budget)
+    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(own, ds_config))
     return RunPlan(
         config=config,
         cluster=cluster,
@@ -195,45 +183,29 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
         work=work,
         parameters=model_sizes(config.model, own, config.freeze).parameters,
         stages=stages,
-        chosen=chosen,
+        chosen=next(stage for stage in stages if stage.zero == own),
         step_time=step_time,
         best=best,
     )
 
 
-def _with_vocabulary(config: TrainConfig, work: Workload) -> TrainConfig:
-    return dataclasses.replace(config, model=config.model.for_vocabularies(*work.vocab_sizes))
-
-
-def _stages(ds_config: dict[str, Any]) -> Iterator[ZeroSettings]:
-    """Yield the stages of ds_configs/ with the buckets of the run, and the run's own stage if it differs."""
-    own = ZeroSettings.from_ds_config(ds_config)
+def _stages(own: ZeroSettings, ds_config: dict[str, Any]) -> Iterable[ZeroSettings]:
+    """List the stages of ds_configs/ with the buckets of the run, and the run's own stage if it differs."""
     zero = {**DEFAULT_ZERO, **ds_config["zero_optimization"], "offload_optimizer": None, "offload_param": None}
-    plain = [ZeroSettings.from_ds_config({"zero_optimization": {**zero, "stage": stage}}) for stage in range(4)]
-    offload = dataclasses.replace(plain[3], offload_optimizer=True, offload_param=True)
-    names = {stage.name: stage for stage in (*plain, offload)}
-    yield from {**names, own.name: own}.values()
+    stages = [ZeroSettings.from_ds_config({"zero_optimization": {**zero, "stage": stage}}) for stage in range(4)]
+    stages += [dataclasses.replace(stages[3], offload_optimizer=True, offload_param=True), own]
+    return {stage.name: stage for stage in stages}.values()
 
 
 def _plan_stage(
     config: TrainConfig, cluster: Cluster, gpu: GpuKind | None, zero: ZeroSettings, work: Workload
 ) -> StagePlan:
-    batch = config.batch
     memory = predict_memory(
-        config.model,
+        config,
         zero,
         world_size=cluster.world_size,
-        precision=config.arithmetic,
-        accumulation=batch.accumulation_steps(cluster.world_size),
-        micro=MicroBatch(
-            source_tokens=batch.packs_at_once * work.source_budget,
-            target_tokens=batch.packs_at_once * batch.max_target_tokens,
-            sentence_tokens=work.sentence_tokens,
-            passes=config.optimizer.passes,
-        ),
-        keeps_average=config.ema_decay > 0,
-        compiled=choose_compilation(config, stage=zero.stage)[0],
-        freeze=config.freeze,
+        source_budget=work.source_budget,
+        sentence_tokens=work.sentence_tokens,
     )
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
 
@@ -244,22 +216,19 @@ def what_would_fit(plan: RunPlan) -> str | None:
     Returns:
         flags, or None if nothing helps.
     """
-    stage = next((stage for stage in plan.stages if stage.fits), None)
-    if stage is not None:
-        return f"--deepspeed-config {_file_of(stage.zero)}"
+    if fitting := [stage.zero for stage in plan.stages if stage.fits]:
+        return f"--deepspeed-config {_file_of(fitting[0])}"
     for config in _smaller_batches(plan.config):
         budget = plan.work.source_budget * config.batch.max_target_tokens // plan.config.batch.max_target_tokens
         work = dataclasses.replace(plan.work, source_budget=budget)
         stages = [_plan_stage(config, plan.cluster, plan.gpu, stage.zero, work) for stage in plan.stages]
-        fitting = [stage for stage in stages if stage.fits]
-        if fitting:
+        if fitting := [stage.zero for stage in stages if stage.fits]:
             batch = config.batch
             flags = (
                 f"--batch.packs-per-micro-batch {batch.packs_at_once} --batch.max-target-tokens "
                 f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step}"
             )
-            own = next(stage for stage in stages if stage.zero == plan.chosen.zero)
-            return flags if own.fits else f"{flags} --deepspeed-config {_file_of(fitting[0].zero)}"
+            return flags if plan.chosen.zero in fitting else f"{flags} --deepspeed-config {_file_of(fitting[0])}"
     return None
 
 
