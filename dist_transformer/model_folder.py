@@ -30,7 +30,6 @@ from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.model_paths import (
     CARD_FILE,
     CONFIG_FILE,
-    OF_ANOTHER_LIBRARY,
     REMEDY,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
@@ -77,10 +76,6 @@ class ModelInfo:
     run: str | None = None
     """Identity of the run (`run.folder.run_identity`), so that weights of two runs are not averaged."""
 
-    def __post_init__(self) -> None:
-        # JSON has lists only.
-        object.__setattr__(self, "steps", tuple(self.steps))
-
     @property
     def all_directions(self) -> tuple[Direction, ...]:
         plain = Direction(source_language=self.source_language, target_language=self.target_language)
@@ -125,7 +120,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsInfo:
-    """Entry of config.json about model.safetensors. Another dtype, or numbers that are not finite, are refused."""
+    """Entry of config.json about model.safetensors."""
 
     sha256: str
     dtype: str = "fp32"
@@ -205,10 +200,8 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     file = path / CONFIG_FILE
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         # A file of weights has no names below it.
-        if not path.is_dir() or not (path / name).exists():
+        if not path.is_dir() or not (path / name).exists() or is_of_transformers(path):
             raise no_model(path, name)
-    if is_of_transformers(path):
-        raise UserError(f"{path} is not a model folder (it is a model for transformers): {OF_ANOTHER_LIBRARY}")
     try:
         content = file.read_bytes()
         values = json.loads(content)
@@ -223,8 +216,6 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
     if not isinstance(sha256, str) or not sha256 or not has_own_hash(content, sha256):
         raise UserError(f"{file} is damaged or was edited (its SHA-256 differs from the recorded one): {REMEDY}")
     weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=REMEDY)
-    if weights != WeightsInfo(sha256=weights.sha256):
-        raise UserError(f"{file} records weights that are not fp32 or not finite: {REMEDY}")
     return from_plain(ModelInfo, values, str(file), remedy=REMEDY), weights
 
 

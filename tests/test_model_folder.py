@@ -51,7 +51,10 @@ def test_what_is_written_comes_back(
         "model.safetensors",
         "tokenizer.json",
     ]
-    assert json.loads((model_folder / "config.json").read_text())["format_version"] == 2
+    config = json.loads((model_folder / "config.json").read_text())
+    assert config["format_version"] == 2
+    sha256 = sha256_of(model_folder / "model.safetensors")
+    assert config["weights"] == {"sha256": sha256, "dtype": "fp32", "finite": True}
 
 
 def test_files_may_be_links_to_files(model_folder: Path, random_model: Transformer, tmp_path: Path) -> None:
@@ -140,12 +143,6 @@ def test_notes_are_lines_of_the_card(model_info: ModelInfo, random_model: Transf
     assert "before it splits it into pieces\n- one\n- two\n\nSet `MODEL`" in card
 
 
-def test_an_older_model_is_replaced(copy: Path, model_info: ModelInfo, random_model: Transformer) -> None:
-    write_again(copy, replace(model_info, steps=(7,)), random_model)
-    assert read_model_info(copy).steps == (7,)
-    assert [file.name for file in copy.parent.iterdir()] == ["model"]
-
-
 def test_an_empty_folder_is_filled(tmp_path: Path, model_info: ModelInfo, random_model: Transformer) -> None:
     (tmp_path / "m").mkdir()
     write_again(tmp_path / "m", model_info, random_model)
@@ -162,66 +159,43 @@ def test_other_content_is_refused_and_kept(copy: Path, model_info: ModelInfo, ra
         write_again(file, model_info, random_model)
 
 
+@pytest.mark.parametrize("was_killed", [False, True])
 def test_a_failed_write_leaves_the_older_model(
-    copy: Path, model_info: ModelInfo, random_model: Transformer, monkeypatch: pytest.MonkeyPatch
+    was_killed: bool, copy: Path, model_info: ModelInfo, random_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "whole_path", fail)
-    with pytest.raises(UserError, match="No space left"):
-        write_again(copy, replace(model_info, steps=(7,)), random_model)
-    assert load_model(copy, CPU)[2] == model_info
-    assert [file.name for file in copy.parent.iterdir()] == ["model"]
-
-
-def test_a_writer_killed_between_its_renames_loses_nothing(
-    copy: Path, model_info: ModelInfo, random_model: Transformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The older model had stepped aside: the next writer puts it back, and replaces it only by a whole one."""
-    killed = copy.parent / ".model.x1y2"
-    shutil.copytree(copy, killed)
-    copy.rename(copy.parent / ".model.x1y2.old")
+    """Also if a writer was killed between its renames: the next one puts the older model back."""
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
+    def kill() -> None:
+        if was_killed:
+            shutil.copytree(copy, copy.parent / ".model.x1y2")
+            copy.rename(copy.parent / ".model.x1y2.old")
+
+    kill()
     with monkeypatch.context() as patched:
         patched.setattr(module, "whole_path", fail)
         with pytest.raises(UserError, match="No space left"):
             write_again(copy, replace(model_info, steps=(7,)), random_model)
     assert load_model(copy, CPU)[2] == model_info
     assert [file.name for file in copy.parent.iterdir()] == ["model"]
-    copy.rename(copy.parent / ".model.x1y2.old")
+    kill()
     write_again(copy, replace(model_info, steps=(7,)), random_model)
     assert read_model_info(copy).steps == (7,)
     assert [file.name for file in copy.parent.iterdir()] == ["model"]
 
 
-def test_a_run_folder_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"is not a model folder \(it has no model.safetensors\)"):
-        read_model_info(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ([], r"it has no config.json\): write the folder again with dist-transformer average, or check the path$"),
-        (
-            ["config.json", "metrics.jsonl"],
-            r"it is a run folder without weights\): average the run after its first save$",
-        ),
-        (["index.json"], r"it is a data folder\): use a folder that dist-transformer average wrote$"),
-    ],
+IN_PLACE_OF_A_MODEL = (
+    *("model/config.json", "model/model.safetensors", "outer/config.json"),
+    *("outer/model/config.json", "outer/model/model.safetensors"),
+    *("hub/config.json", "hub/model.safetensors", "data/index.json", "notes.txt"),
+    *("run/metrics.jsonl", "run/weights/step-00000001.safetensors", "my run/config.json", "my run/weights/x"),
+    *("early/config.json", "early/metrics.jsonl", "half/config.json", "empty/folder/x"),
+    *(f"run/checkpoints/step-00000001/{name}" for name in ("manifest.json", "state.json", "part-0.safetensors")),
+    *(f"other/{name}" for name in ("pytorch_model.bin", "model.npz", "checkpoint_best.pt")),
 )
-def test_another_folder_in_place_of_a_model(files: list[str], message: str, tmp_path: Path) -> None:
-    for name in files:
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError, match=rf"is not a model folder \({message}"):
-        read_model_info(tmp_path)
-
-
+WRITE_AGAIN = r"write the folder again with dist-transformer average, or check the path$"
 AVERAGE_RUN = r"make a model from that run with .* average --run-dir {place}/run --out .*/run/model$"
 ONLY_OURS = r"only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a"
 
@@ -229,76 +203,33 @@ ONLY_OURS = r"only models that dist-transformer wrote are read, so train one wit
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ("modle", r"it does not exist\): check the path, or make a"),
+        ("empty", rf"it has no config.json\): {WRITE_AGAIN}"),
+        ("half", rf"it has no model.safetensors\): {WRITE_AGAIN}"),
+        ("outer", r"it has no model.safetensors\): use the model folder in it, {place}/outer/model$"),
+        ("early", r"it is a run folder without weights\): average the run after its first save$"),
+        ("data", r"it is a data folder\): use a folder that dist-transformer average wrote$"),
         ("model/model.safetensors", r"it is a file of one\): use its folder, {place}/model$"),
-        (
-            "run/weights/step-00000001.safetensors",
-            r"it is a weight file of a run\): .* average --checkpoints {given}",
-        ),
+        ("run/weights/step-00000001.safetensors", r"it is a weight file of a run\): .* average --checkpoints {given}"),
         ("run/checkpoints/step-00000001", r"it is a checkpoint\): .* average --checkpoints {given} --out MODEL$"),
         ("run/checkpoints", r"it is the checkpoints of a run\): " + AVERAGE_RUN),
         ("run", r"it has no config.json\): make one from this run with .* average --run-dir {place}/run"),
+        # As a shell takes it, with the interpreter.
+        ("my run", r".*(m dist_|dist-)transformer average --run-dir '{place}/my run' --out '{place}/my run/model'$"),
         ("other/pytorch_model.bin", rf"it is a weight file of another library\): {ONLY_OURS}"),
         ("other", rf"it holds checkpoint_best.pt, weights of another library\): {ONLY_OURS}"),
         ("hub", rf"it is a model for transformers\): {ONLY_OURS}"),
         ("notes.txt", r"it is a file\): use a folder that dist-transformer average wrote$"),
     ],
 )
-def test_what_people_have_in_place_of_a_model(given: str, message: str, model_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(model_folder, tmp_path / "model")
-    for name in (
-        *("run/metrics.jsonl", "run/weights/step-00000001.safetensors", "notes.txt"),
-        *(f"run/checkpoints/step-00000001/{name}" for name in ("manifest.json", "state.json", "part-0.safetensors")),
-        *(f"other/{name}" for name in ("pytorch_model.bin", "model.npz", "checkpoint_best.pt")),
-        *("hub/config.json", "hub/model.safetensors"),
-    ):
+def test_what_people_have_in_place_of_a_model(given: str, message: str, tmp_path: Path) -> None:
+    for name in IN_PLACE_OF_A_MODEL:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text('{"model_type": "marian"}' if name == "hub/config.json" else "")
-    places = {"place": re.escape(str(tmp_path)), "given": re.escape(str(tmp_path / given))}
-    for name, place in places.items():
-        message = message.replace(f"{{{name}}}", place)
-    with pytest.raises(UserError, match=rf"^{places['given']} is not a model folder \({message}"):
-        load_model(tmp_path / given, CPU)
-
-
-def test_a_path_of_nothing_in_place_of_a_model(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"modle is not a model folder \(it does not exist\): check the path, or make a"
-    ):
-        read_model_info(tmp_path / "modle")
-
-
-def test_a_run_folder_leads_to_its_model(model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"write the folder again with dist-transformer average, or check the path$"):
-        read_model_info(tmp_path)
-    run = tmp_path / "my run"
-    (run / "weights").mkdir(parents=True)
-    (run / "config.json").write_text("{}")
-    # As a shell takes it, with the interpreter.
-    program = "(python[0-9.]* -m dist_transformer|dist-transformer)"
-    typed = f"{program} average --run-dir '{run}' --out '{run}/model'$"
-    with pytest.raises(UserError, match=typed):
-        read_model_info(run)
-    shutil.copytree(model_folder, tmp_path / "model")
-    with pytest.raises(UserError, match=rf"no model.safetensors\): use the model folder in it, {tmp_path}/model$"):
-        read_model_info(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_missing_or_damaged_file_is_named(copy: Path, name: str) -> None:
-    (copy / name).write_bytes(b"\x00 no")
-    with pytest.raises(UserError, match=name):
-        load_model(copy, CPU)
-    (copy / name).unlink()
-    with pytest.raises(UserError, match=name):
-        load_model(copy, CPU)
-
-
-def test_another_tokenizer_is_refused(copy: Path) -> None:
-    file = copy / "tokenizer.json"
-    file.write_bytes(file.read_bytes() + b"\n")
-    with pytest.raises(UserError, match=r"tokenizer\.json is not the tokenizer"):
-        load_model(copy, CPU)
+        (tmp_path / name).write_text('{"model_type": "marian"}' if name == "hub/config.json" else "{}")
+    place, path = (re.escape(str(each)) for each in (tmp_path, tmp_path / given))
+    message = message.replace("{place}", place).replace("{given}", path)
+    with pytest.raises(UserError, match=rf"^{path} is not a model folder \({message}"):
+        read_model_info(tmp_path / given)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +239,7 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
         ("format_version", 1, "has format 1, .* has no hash of the weights, so write the folder again with dist"),
         ("surplus", 1, "surplus"),
         ("model", {"width": -1}, "width is -1"),
+        ("weights", {}, "sha256"),
     ],
 )
 def test_a_wrong_config_is_refused(copy: Path, key: str, value: object, message: str) -> None:
@@ -360,35 +292,27 @@ def test_names_have_no_power_over_the_card(tmp_path: Path, model_info: ModelInfo
 
 
 @pytest.mark.parametrize(
-    ("stated", "message"),
+    ("name", "message"),
     [
-        ({"finite": False}, "config.json records weights that are not fp32 or not finite"),
-        ({"sha256": None}, r"sha256 in \S*config\.json must be str"),
+        ("config.json", "config.json"),
+        ("model.safetensors", r"model.safetensors is damaged \(its SHA-256 is not what config.json states\)"),
+        ("tokenizer.json", "tokenizer.json is not the tokenizer"),
     ],
 )
-def test_statements_of_the_weights_are_read(copy: Path, stated: dict[str, object], message: str) -> None:
-    weights = json.loads((copy / "config.json").read_text())["weights"]
-    assert weights == {"sha256": sha256_of(copy / "model.safetensors"), "dtype": "fp32", "finite": True}
-    restate(copy, weights={**weights, **stated})
-    with pytest.raises(UserError, match=message):
-        load_model(copy, CPU)
-    restate(copy, weights={})
-    with pytest.raises(UserError, match="sha256"):
-        load_model(copy, CPU)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: str) -> None:
+def test_one_flipped_bit_anywhere_and_a_missing_file_are_found(copy: Path, name: str, message: str) -> None:
     """In the header and in the numbers, of names and of values."""
     whole = (copy / name).read_bytes()
     for place in np.linspace(0, len(whole) - 1, 40).astype(int):
         content = bytearray(whole)
         content[place] ^= 1
         (copy / name).write_bytes(content)
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(UserError, match=message):
             load_model(copy, CPU)
     (copy / name).write_bytes(whole)
     load_model(copy, CPU)
+    (copy / name).unlink()
+    with pytest.raises(UserError, match=name):
+        load_model(copy, CPU)
 
 
 def test_weights_that_are_not_finite_are_not_written(

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.config.wrong_names import LIST_FLAGS, command_meant
@@ -105,7 +106,12 @@ def run(words: Sequence[str]) -> None:
     sys.argv = [f"dist-transformer {name}", *arguments]
     if name == "train":
         end_at_ctrl_c()
-    import_module(f"dist_transformer.cli.{name}").main()
+    module_of(name).main()
+
+
+def module_of(name: str) -> ModuleType:
+    """Import the module of a command, which has its name; no import statement can name one called `import`."""
+    return import_module(f"dist_transformer.cli.{'import_model' if name == 'import' else name}")
 
 
 def refuse_wrong_arguments(name: str, arguments: Sequence[str]) -> None:
@@ -116,7 +122,7 @@ def refuse_wrong_arguments(name: str, arguments: Sequence[str]) -> None:
     if take_values(arguments, "--import")[0]:
         return
     sys.argv = [f"dist-transformer {name}", *arguments]
-    import_module(f"dist_transformer.cli.{name}").parse_arguments()
+    module_of(name).parse_arguments()
 
 
 def overview() -> str:

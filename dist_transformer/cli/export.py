@@ -16,22 +16,18 @@ BLEU. Each check is one row of stdout. If one fails, the exit status is 1 and no
 Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from dist_transformer.base.checks import Check, check_table
 from dist_transformer.base.errors import say
-from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import Page, parse
-from dist_transformer.evaluation.report import hypotheses_file
+from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.export.libraries import LIBRARIES, ExportSettings
 from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file, claim_folder
@@ -39,23 +35,11 @@ from dist_transformer.run.outputs import claim_file, claim_folder
 if TYPE_CHECKING:
     import torch
 
-    from dist_transformer.export.export import Export
-
 _BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportCommand(ExportSettings):
-    """The model to export, and the text for its checks."""
-
-    json: Path | None = None
-    """File for the results; the outputs of beam search are written next to it."""
-    device: str | None = None
-    """cpu, cuda or cuda:N; default: cuda if there is one."""
-
-
 def main() -> None:
-    settings = parse(ExportCommand, Page(text=__doc__))
+    settings = parse(ExportSettings, Page(text=__doc__))
     inputs = (settings.model, settings.source, settings.reference)
     claim_folder(settings.out, "--out", inputs)
     if settings.json is not None:
@@ -63,60 +47,42 @@ def main() -> None:
     # Early, because the imports below take seconds.
     read_model_info(settings.model)
 
-    from dist_transformer.export.export import export
+    from dist_transformer.export.checked_export import export_model
 
     with comparing(settings.device) as (device, bar):
-        made = export(settings, device, progress=bar, show=show_checks)
+        made = export_model(settings, device, progress=bar, show=show_checks)
     if settings.license is None:
         print("note: the card states no license; --license adds one, such as cc-by-4.0")
     print(f"written: {settings.out}, for {LIBRARIES[settings.to]}; {settings.out / 'README.md'} shows how to load it")
     if settings.json is not None:
-        write_json(made, settings.json)
+        # One line per output.
+        outputs = hypotheses_file(settings.json)
+        text = "".join(f"{' '.join(line.splitlines())}\n" for line in made.outputs)
+        write_report({**made.report(), "hypotheses": str(outputs)}, settings.json, beside={outputs: text})
 
 
 @contextmanager
-def comparing(name: str | None) -> "Iterator[tuple[torch.device, Bar]]":
-    """Give the device of this name, ready for other libraries, and a bar for the comparison with one."""
+def comparing(name: str | None) -> "Iterator[tuple[torch.device, tqdm]]":
+    """Yield the device of this name, ready for other libraries, and a bar for the comparison with one."""
     from dist_transformer.runtime.device import find_device
 
     device = find_device(name)
     if device.type == "cpu":
         # transformers imports DeepSpeed if it is installed. DeepSpeed would look for an accelerator, and warn.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with tqdm(bar_format=_BAR, disable=None, leave=False) as bar:
-        yield device, Bar(bar)
+    with Bar(bar_format=_BAR, disable=None, leave=False) as bar:
+        yield device, bar
 
 
-def show_checks(checks: "Sequence[Check]") -> None:
-    with tqdm.external_write_mode():
-        print(check_table(checks), flush=True)
-
-
-class Bar:
+class Bar(tqdm):
     """Progress on standard error: a bar if it is a terminal, otherwise a line per stage."""
 
-    def __init__(self, bar: "tqdm[Any]") -> None:
-        self.bar = bar
-
-    def say(self, line: str) -> None:
-        with tqdm.external_write_mode(file=sys.stderr):
-            say(line, file=sys.stderr)
-
-    def begin(self, total: int) -> None:
-        self.bar.reset(total)
-
-    def stage(self, name: str) -> None:
-        self.bar.set_description_str(name)
-        if self.bar.disable:
-            say(name, file=sys.stderr)
-
-    def advance(self, units: int) -> None:
-        self.bar.update(units)
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        super().set_description_str(desc, refresh)
+        if self.disable:
+            say(desc, file=sys.stderr)
 
 
-def write_json(made: "Export", file: Path) -> None:
-    """Write the results to `file`, and the exported model's outputs, one per line, to a file in the same folder."""
-    outputs = hypotheses_file(file)
-    write_file(outputs, "".join(f"{' '.join(line.splitlines())}\n" for line in made.outputs))
-    report = {**made.report(), "hypotheses": str(outputs)}
-    write_file(file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+def show_checks(checks: Sequence[Check]) -> None:
+    with tqdm.external_write_mode():
+        print(check_table(checks), flush=True)

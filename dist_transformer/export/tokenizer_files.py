@@ -1,14 +1,71 @@
-"""Our tokenizer for other programs: a `tokenizer.json` that adds tags and `</s>`, and `AutoTokenizer`'s config."""
+"""Our tokenizer for other programs: a `tokenizer.json` that adds tags and `</s>`, or files of a `MarianTokenizer`."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer, Vocabulary
+from dist_transformer.export.marian import is_of_marian
+from dist_transformer.model_folder import TOKENIZER_FILE, ModelInfo
 
-CONFIG_FILE = "tokenizer_config.json"
-
+SOURCE_FILE = "source.spm"
+"""File that only a `MarianTokenizer` has."""
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _END = SPECIALS[EOS_ID]
+
+
+def transformers_files(tokenizer: Vocabulary, info: ModelInfo) -> dict[str, str | bytes]:
+    """Return the files of a tokenizer of transformers by name.
+
+    Args:
+        info: of one direction.
+
+    Raises:
+        UserError: it has no tokenizer for these vocabularies, or none that puts these tags in front of a text.
+    """
+    direction, has_two = info.direction, tokenizer.sizes[1] > 0
+    if not tokenizer.source.library == tokenizer.target.library == "sentencepiece":
+        if has_two:
+            raise UserError(
+                "transformers has no tokenizer for two vocabularies, unless both are of SentencePiece: export it with "
+                "--to ctranslate2"
+            )
+        return {
+            TOKENIZER_FILE: whole_tokenizer(tokenizer.source, direction.tags, knows_specials=True),
+            TOKENIZER_CONFIG_FILE: tokenizer_config(info.model.max_positions),
+        }
+    if len(tags := direction.tags) > 1:
+        raise UserError(
+            f"transformers' MarianTokenizer takes one tag in front of a text, and this direction has {' '.join(tags)}: "
+            "export it with --to ctranslate2"
+        )
+    tables: list[str | bytes] = []
+    for side in (tokenizer.source, tokenizer.target)[: 1 + has_two]:
+        table = {language_code(piece) if piece in side.tags else piece: i for i, piece in enumerate(side.pieces)}
+        tables.append(json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+    begin: str | None = SPECIALS[BOS_ID]
+    if is_of_marian(tokenizer, info.model):
+        # Their table has no <s>: a tokenizer that names one would add it.
+        tables, begin = [*tokenizer.tables], None
+    return {
+        SOURCE_FILE: tokenizer.source.library_file,
+        "target.spm": tokenizer.target.library_file,
+        **dict(zip(("vocab.json", "target_vocab.json"), tables, strict=False)),
+        TOKENIZER_CONFIG_FILE: tokenizer_config(
+            info.model.max_positions,
+            tokenizer_class="MarianTokenizer",
+            bos_token=begin,
+            source_lang=direction.source_language,
+            target_lang=direction.target_language,
+            separate_vocabs=has_two or None,
+        ),
+    }
+
+
+def language_code(*tags: str) -> str:
+    """Return a tag as `MarianTokenizer` reads it at the beginning of a text: `<2de>` becomes `>>2de<<`."""
+    return "".join(tag if tag.startswith(">>") else f">>{tag[1:-1]}<<" for tag in tags)
 
 
 def whole_tokenizer(tokenizer: Tokenizer, tags: Sequence[str], *, knows_specials: bool) -> str:
@@ -33,35 +90,28 @@ def whole_tokenizer(tokenizer: Tokenizer, tags: Sequence[str], *, knows_specials
     return json.dumps(state, indent=2, ensure_ascii=False) + "\n"
 
 
-def tokenizer_config(
-    max_positions: int,
-    tokenizer_class: str = "PreTrainedTokenizerFast",
-    *,
-    has_begin: bool = True,
-    has_two: bool = False,
-    languages: tuple[str, str] | None = None,
-) -> str:
+def tokenizer_config(max_positions: int, **changes: object) -> str:
     """Return the config that transformers 4 and 5 read in addition to the vocabulary.
 
     Args:
-        tokenizer_class: a name that both versions know; transformers 5 writes one that 4 does not know.
-        has_begin: whether the vocabulary has `<s>`.
-        has_two: whether the targets have a vocabulary of their own.
-        languages: source and target language, which a `MarianTokenizer` states.
+        changes: other values of its entries; those that are None are left out.
     """
     config = {
-        "tokenizer_class": tokenizer_class,
+        # A name that both versions know; transformers 5 writes one that 4 does not know.
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": SPECIALS[PAD_ID],
         "unk_token": SPECIALS[UNK_ID],
-        **({"bos_token": SPECIALS[BOS_ID]} if has_begin else {}),
+        "bos_token": SPECIALS[BOS_ID],
         "eos_token": _END,
-        **({} if languages is None else dict(zip(("source_lang", "target_lang"), languages, strict=True))),
-        **({"separate_vocabs": True} if has_two else {}),
+        "source_lang": None,
+        "target_lang": None,
+        "separate_vocabs": None,
         "model_max_length": max_positions,
         "padding_side": "right",
         "model_input_names": ["input_ids", "attention_mask"],
         # Text that spells `</s>` stays text.
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
+        **changes,
     }
-    return json.dumps(config, indent=2) + "\n"
+    return json.dumps({name: value for name, value in config.items() if value is not None}, indent=2) + "\n"

@@ -5,12 +5,10 @@ What they hold is given by the names of Hugging Face's MarianMT. Marian computes
 """
 
 import json
-import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +21,13 @@ from dist_transformer.data.vocabulary.sentence_piece import read_model
 from dist_transformer.data.vocabulary.tokenizer import PAD_ID, SPECIALS
 from dist_transformer.data.vocabulary.trial import try_in_child
 from dist_transformer.export.marian import BIAS, matrices_of
-from dist_transformer.importing.marian_folder import NEVER
+from dist_transformer.importing.marian_folder import NEVER, read_bytes, refuse_lacks
 
 _PAD = SPECIALS[PAD_ID]
 _DECODER = "decoder.yml"
 _SETTINGS = "special:model.yml"
-_TABLES = (".yml", ".yaml", ".json")
-_SPLITTERS = ("source.spm", "target.spm")
+# Older versions multiply by it from the right; newer ones have its transpose.
+_OLDER_OUTPUT = "decoder_ff_logit_out_W"
 _REMEDY = "pass Marian's decoder.yml, next to the files that it names"
 # Values that our model has; a version of Marian without the setting has the first one.
 _EXPRESSED: dict[str, tuple[str, ...]] = {
@@ -45,6 +43,7 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
     "transformer-train-position-embeddings": ("false",),
     "transformer-attention-mask": ("default",),
     "transformer-ffn-depth": ("2",),
+    "transformer-ffn-activation": ("swish", "relu"),
     "transformer-no-affine": ("false",),
     "transformer-no-bias": ("false",),
     "transformer-no-projection": ("false",),
@@ -56,7 +55,6 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
     "transformer-tied-layers": ("[]",),
     "transformer-rnn-projection": ("false",),
 }
-_ACTIVATIONS: dict[str, Literal["relu", "swish"]] = {"relu": "relu", "swish": "swish"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +84,7 @@ def find_marian_files(path: Path) -> MarianFiles:
         if len(found) > 1:
             raise UserError(f"{path} has {len(found)} models: name one of them, such as {found[0]}")
         (path,) = found
-    values = _yaml(_read(path), path)
+    values = _yaml(read_bytes(path, _REMEDY), path)
     models, vocabularies = (
         [path.parent / name for name in values.get(key) or () if isinstance(name, str)] for key in ("models", "vocabs")
     )
@@ -108,11 +106,11 @@ def read_marian_vocabulary(files: MarianFiles) -> MarianVocabulary:
     Raises:
         UserError: they are of a kind that is not supported.
     """
-    sides = [_side(files, file, model) for file, model in zip(files.vocabularies, _SPLITTERS, strict=True)]
-    tables, models = ([side[part] for side in sides] for part in (0, 1))
-    second = {} if tables[0] == tables[1] else {"target_table": tables[1]}
+    (table, source), (other, target) = (
+        _side(files, file, f"{side}.spm") for file, side in zip(files.vocabularies, ("source", "target"), strict=True)
+    )
     try:
-        return wrap_marian(source=models[0], target=models[1], table=tables[0], **second)
+        return wrap_marian(source=source, target=target, table=table, target_table=None if other == table else other)
     except ValueError as error:
         said = str(error)
         for name, file in zip(("target_vocab.json", "vocab.json"), files.vocabularies[::-1], strict=True):
@@ -126,26 +124,22 @@ def _side(files: MarianFiles, file: Path, splitter: str) -> tuple[bytes, bytes]:
     Args:
         splitter: name of the model next to the weights, if Marian did not split text itself.
     """
-    content = _read(file)
+    content = read_bytes(file, _REMEDY)
     if file.suffix == ".spm":
         try:
             try_in_child(content)
             backend = read_model(content).backend
         except ValueError as error:
             raise UserError(f"{file} {error}: {_REMEDY}") from None
-        pieces = [backend.id_to_piece(i) for i in range(backend.get_piece_size())]
-        for i in (backend.eos_id(), backend.unk_id()):
-            if i >= 0 and pieces[i] not in SPECIALS:
-                raise UserError(f"{file} spells a special token {pieces[i]!r}, not </s> or <unk>: {_REMEDY}")
-        entries, model = {piece: i for i, piece in enumerate(pieces)}, content
-    elif file.suffix in _TABLES:
-        values = _yaml(content, file)
+        entries = {backend.id_to_piece(i): i for i in range(backend.get_piece_size())}
+        model = content
+    elif file.suffix in (".yml", ".yaml", ".json"):
         try:
-            entries = {piece: int(number) for piece, number in values.items()}
+            entries = {piece: int(number) for piece, number in _yaml(content, file).items()}
         except (TypeError, ValueError):
             raise UserError(f"{file} is not a table of ids: {_REMEDY}") from None
         remedy = "Marian's text was split before it, and a model here needs what split it"
-        model = _read(files.weights.with_name(splitter), remedy)
+        model = read_bytes(files.weights.with_name(splitter), remedy)
     else:
         raise UserError(f"{file} is a vocabulary of a kind that a model here cannot express, such as factors")
     if _PAD in entries:
@@ -157,18 +151,22 @@ class MarianWeights:
     """`model.npz`: its settings, and its arrays by the names of `MarianMTModel.state_dict()`."""
 
     def __init__(self, path: Path) -> None:
-        """Read the settings.
+        """Read the file.
 
         Raises:
-            UserError: they are missing, or are those of a model that ours cannot express.
+            UserError: it cannot be read, or has no settings.
         """
         self.path = path
-        with self._open() as archive:
-            self._names = set(archive.files)
-            if _SETTINGS not in self._names:
-                raise UserError(f"{path} has no embedded settings ({_SETTINGS}): convert it with a newer Marian")
-            text = self._array(archive, _SETTINGS).tobytes().rstrip(b"\0")
-        self.settings = _yaml(text, path)
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                self._arrays = dict(archive)
+        except Exception as error:  # damaged archives raise errors of all kinds
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path} cannot be read ({reason}): {_REMEDY}") from None
+        if _SETTINGS not in self._arrays:
+            raise UserError(f"{path} has no embedded settings ({_SETTINGS}): convert it with a newer Marian")
+        self.settings = _yaml(self._arrays.pop(_SETTINGS).tobytes().rstrip(b"\0"), path)
+        self._unused = set(self._arrays)
 
     def config(self, *, has_two: bool) -> ModelConfig:
         """Return our settings; sizes of vocabularies are theirs, with `<pad>`.
@@ -180,49 +178,37 @@ class MarianWeights:
             UserError: our model cannot express theirs.
         """
         values = {name: str(value) for name, value in self.settings.items()}
-        for name, allowed in _EXPRESSED.items():
-            if values.get(name, allowed[0]) not in allowed:
-                raise self._lacks(f"{name}: {values[name]:.100}")
-        activation = values.get("transformer-ffn-activation", "swish")
-        if activation not in _ACTIVATIONS:
-            raise self._lacks(f"transformer-ffn-activation: {activation}")
+        found = ((name, values[name], allowed) for name, allowed in _EXPRESSED.items() if name in values)
+        refuse_lacks(self.path, {f"{name}: {value:.100}": value not in allowed for name, value, allowed in found})
+        everything, sources, target = (values.get(f"tied-embeddings{end}") == "true" for end in ("-all", "-src", ""))
+        shares = everything or (sources and target)
         try:
-            ffn_width = int(values["transformer-dim-ffn"])
-            if int(values.get("transformer-decoder-dim-ffn", 0)) not in (0, ffn_width):
-                raise self._lacks("feed-forward layers of different widths in encoder and decoder")
-            sizes = [int(size) + 1 for size in self.settings["dim-vocabs"]]
-            if not has_two and sizes[0] != sizes[1]:
-                raise self._lacks(f"a vocabulary of two sizes, {values['dim-vocabs']:.100}")
+            ffn_width, sizes = values["transformer-dim-ffn"], [int(size) + 1 for size in self.settings["dim-vocabs"]]
+            has_widths = values.get("transformer-decoder-dim-ffn", "0") not in ("0", ffn_width)
+            lacks = {
+                "feed-forward layers of different widths in encoder and decoder": has_widths,
+                f"a vocabulary of two sizes, {values['dim-vocabs']:.100}": not has_two and sizes[0] != sizes[1],
+                "two vocabularies with one embedding": shares and has_two,
+                "one embedding and an output apart from it (tied-embeddings-src)": sources and not shares,
+            }
+            refuse_lacks(self.path, lacks)
             return ModelConfig(
                 width=int(values["dim-emb"]),
                 encoder_layers=int(values["enc-depth"]),
                 decoder_layers=int(values["dec-depth"]),
                 heads=int(values["transformer-heads"]),
-                ffn_width=ffn_width,
-                activation=_ACTIVATIONS[activation],
+                ffn_width=int(ffn_width),
+                activation=self.settings.get("transformer-ffn-activation", "swish"),
                 norm_epsilon=1e-6,
                 positions="sinusoidal_t2t",
                 output_bias=True,
                 begin_with_pad=True,
-                tie_embeddings=self._ties(values, has_two=has_two),
+                tie_embeddings="all" if shares else "target" if target else "none",
                 vocab_size=sizes[0],
                 target_vocab_size=sizes[1] if has_two else 0,
             )
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise UserError(f"{self.path} has settings that are incomplete ({error}): {_REMEDY}") from None
-
-    def _ties(self, values: dict[str, str], *, has_two: bool) -> Literal["all", "target", "none"]:
-        """Return which matrices are one."""
-        everything, sources, target = (
-            values.get(f"tied-embeddings{end}", "false") == "true" for end in ("-all", "-src", "")
-        )
-        if everything or (sources and target):
-            if has_two:
-                raise self._lacks("two vocabularies with one embedding")
-            return "all"
-        if sources:
-            raise self._lacks("one embedding and an output apart from it (tied-embeddings-src)")
-        return "target" if target else "none"
 
     def tensors(self, config: ModelConfig) -> dict[str, torch.Tensor]:
         """Read the arrays, with rows for `<pad>`: zeros, which are never an output.
@@ -233,105 +219,60 @@ class MarianWeights:
         Raises:
             UserError: an array is missing or of another shape, or there are more.
         """
-        rows = config.output_size - 1
+        rows, width = (config.vocab_size - 1, config.output_size - 1), config.width
         found: dict[str, torch.Tensor] = {}
-        left = self._names - {_SETTINGS}
-        with self._open() as archive:
-            for theirs, name, shape in _places(config):
-                found[name] = torch.from_numpy(self._weights(archive, theirs, shape))
-                left.discard(theirs)
-            bias = np.zeros((1, rows), np.float32)
-            if self.settings.get("output-omit-bias") != "true":
-                bias = self._weights(archive, _LOGIT_BIAS, (1, rows))
-                left.discard(_LOGIT_BIAS)
-            matrices: dict[str, torch.Tensor] = {}
-            for name, side in matrices_of(config).items():
-                theirs, is_transposed = self._matrix(config, *side)
-                shape = (config.vocab_sizes[side[1]] or config.vocab_size) - 1, config.width
-                array = self._weights(archive, theirs, shape[::-1] if is_transposed else shape)
-                matrices[name] = torch.from_numpy(array.T if is_transposed else array)
-                left.discard(theirs)
-        if left:
-            raise self._lacks(f"the weights {min(left)}")
-        # Marian multiplies rows by matrices from the right.
-        found = {
-            name: tensor.T if name.endswith(("proj.weight", "fc1.weight", "fc2.weight")) else tensor[0]
-            for name, tensor in found.items()
+        for theirs, name, shape in _places(config):
+            array = self._take(theirs, shape)
+            # Marian multiplies rows by matrices from the right.
+            found[name] = array[0] if shape[0] == 1 else array.T
+        has_bias = self.settings.get("output-omit-bias") != "true"
+        bias = self._take("decoder_ff_logit_out_b", (1, rows[1])) if has_bias else torch.zeros(1, rows[1])
+        found[BIAS] = torch.cat([bias, torch.full((1, 1), NEVER)], dim=1)
+        names = {
+            "embedding": "Wemb" if config.tie_embeddings == "all" else "encoder_Wemb",
+            "target_embedding": "decoder_Wemb",
+            "output_projection": "decoder_ff_logit_out_Wt",
         }
-        found |= {name: torch.cat([matrix, torch.zeros(1, config.width)]) for name, matrix in matrices.items()}
-        found[BIAS] = torch.cat([torch.from_numpy(bias), torch.full((1, 1), NEVER)], dim=1)
+        for name, (ours, side) in matrices_of(config).items():
+            if ours == "output_projection" and _OLDER_OUTPUT in self._arrays:
+                matrix = self._take(_OLDER_OUTPUT, (width, rows[side])).T
+            else:
+                matrix = self._take(names[ours], (rows[side], width))
+            found[name] = torch.cat([matrix, torch.zeros(1, width)])
+        refuse_lacks(self.path, {f"the weights {name}": True for name in sorted(self._unused)})
         return found
 
-    def _matrix(self, config: ModelConfig, ours: str, side: int) -> tuple[str, bool]:
-        """Return Marian's name of a matrix of the vocabulary, and whether it is stored with a column per entry."""
-        if ours == "output_projection":
-            # Older versions multiply by it from the right.
-            is_older = f"{_OUTPUT}t" not in self._names
-            return _OUTPUT if is_older else f"{_OUTPUT}t", is_older
-        return _EMBEDDING if config.tie_embeddings == "all" else f"{('encoder', 'decoder')[side]}_{_EMBEDDING}", False
-
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
-        try:
-            archive = np.load(self.path, allow_pickle=False)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise self._unreadable(getattr(error, "strerror", None) or error) from None
-        with archive:
-            yield archive
-
-    def _array(self, archive: Any, name: str) -> np.ndarray:
-        try:
-            return archive[name]
-        except Exception as error:  # damaged archives raise errors of all kinds
-            raise self._unreadable(f"{name}: {error}") from None
-
-    def _weights(self, archive: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in self._names:
+    def _take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return an array that has this shape in fp32."""
+        if name not in self._arrays:
             raise UserError(f"{self.path} has no weights {name}, which its settings demand: {_REMEDY}")
-        array = self._array(archive, name)
-        if array.shape != shape or array.dtype not in (np.float32, np.float16):
-            raise self._lacks(f"{name} as {array.dtype} of shape {array.shape}, not as float32 of {shape}")
-        return array.astype(np.float32)
-
-    def _unreadable(self, reason: object) -> UserError:
-        return UserError(f"{self.path} cannot be read ({reason}): {_REMEDY}")
-
-    def _lacks(self, what: str) -> UserError:
-        return UserError(f"{self.path} has {what}, which a model here cannot express")
-
-
-_EMBEDDING, _OUTPUT = "Wemb", "decoder_ff_logit_out_W"
-_LOGIT_BIAS = "decoder_ff_logit_out_b"
+        self._unused.discard(name)
+        array = self._arrays[name]
+        is_other = array.shape != shape or array.dtype not in (np.float32, np.float16)
+        what = f"{name} as {array.dtype} of shape {array.shape}, not as float32 of {shape}"
+        refuse_lacks(self.path, {what: is_other})
+        return torch.from_numpy(array.astype(np.float32))
 
 
 def _places(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, int]]]:
     """Yield Marian's name, MarianMT's name and Marian's shape of each array, but for those of the vocabulary."""
     width, inner = config.width, config.ffn_width
-    kinds = (("scale", "weight"), ("bias", "bias"))
+    square, vector = (width, width), (1, width)
     for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         attentions = {"self": "self_attn"} | ({"context": "encoder_attn"} if side == "decoder" else {})
         for i in range(count):
             theirs, name = f"{side}_l{i + 1}", f"model.{side}.layers.{i}"
             for part, attention in attentions.items():
-                for letter in "qkvo":
-                    projection = f"{name}.{attention}.{'out' if letter == 'o' else letter}_proj"
-                    yield f"{theirs}_{part}_W{letter}", f"{projection}.weight", (width, width)
-                    yield f"{theirs}_{part}_b{letter}", f"{projection}.bias", (1, width)
-                for kind, parameter in kinds:
-                    place = f"{name}.{attention}_layer_norm.{parameter}"
-                    yield f"{theirs}_{part}_Wo_ln_{kind}", place, (1, width)
+                for letter, projection in zip("qkvo", ("q", "k", "v", "out"), strict=True):
+                    yield f"{theirs}_{part}_W{letter}", f"{name}.{attention}.{projection}_proj.weight", square
+                    yield f"{theirs}_{part}_b{letter}", f"{name}.{attention}.{projection}_proj.bias", vector
+                yield f"{theirs}_{part}_Wo_ln_scale", f"{name}.{attention}_layer_norm.weight", vector
+                yield f"{theirs}_{part}_Wo_ln_bias", f"{name}.{attention}_layer_norm.bias", vector
             for number, shape in ((1, (width, inner)), (2, (inner, width))):
                 yield f"{theirs}_ffn_W{number}", f"{name}.fc{number}.weight", shape
                 yield f"{theirs}_ffn_b{number}", f"{name}.fc{number}.bias", (1, shape[1])
-            for kind, parameter in kinds:
-                yield f"{theirs}_ffn_ffn_ln_{kind}", f"{name}.final_layer_norm.{parameter}", (1, width)
-
-
-def _read(file: Path, remedy: str = _REMEDY) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): {remedy}") from None
+            yield f"{theirs}_ffn_ffn_ln_scale", f"{name}.final_layer_norm.weight", vector
+            yield f"{theirs}_ffn_ffn_ln_bias", f"{name}.final_layer_norm.bias", vector
 
 
 def _yaml(content: bytes, file: Path) -> dict[str, Any]:

@@ -1,28 +1,34 @@
 """Reading of Hugging Face's MarianMT folders: configuration, weights and vocabulary, as ours."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.plain import parse_json
+from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
-from dist_transformer.export.marian import BIAS, marian_parts, matrices_of, residual_order
+from dist_transformer.export.marian import BIAS, Ids, marian_parts, matrices_of, residual_order
+from dist_transformer.export.tokenizer_files import TOKENIZER_CONFIG_FILE
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import CONFIG_FILE
 
-CONFIG_FILE = "config.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 NEVER = -100.0
 """Bias of the output `<s>`, which their models lack: its probability is below e^-70 wherever theirs matter."""
 
-Tied = Literal["target", "none"]
-
-_ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
+_ACTIVATIONS: dict[Any, Any] = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 _REMEDY = "use a folder of MarianMTModel that transformers wrote"
+# Values that our model has; folders without the setting have them, too.
+_EXPRESSED = {
+    "scale_embedding": True,
+    "static_position_embeddings": True,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+}
 
 
 def read_vocabulary(folder: Path) -> MarianVocabulary:
@@ -32,20 +38,13 @@ def read_vocabulary(folder: Path) -> MarianVocabulary:
         UserError: one is missing, or cannot be used.
     """
     names = {"source": "source.spm", "target": "target.spm", "table": "vocab.json"}
-    if _json(folder, TOKENIZER_CONFIG_FILE).get("separate_vocabs"):
+    if read_json(folder / TOKENIZER_CONFIG_FILE).get("separate_vocabs"):
         names["target_table"] = "target_vocab.json"
-    files = {name: _read(folder, file) for name, file in names.items()}
+    files = {name: read_bytes(folder / file, _REMEDY) for name, file in names.items()}
     try:
         return wrap_marian(**files)
     except ValueError as error:
         raise UserError(f"{folder} {error}: {_REMEDY}") from None
-
-
-def read_languages(folder: Path) -> tuple[str | None, str | None]:
-    """Read source and target language from `tokenizer_config.json`; None where it names none."""
-    values = _json(folder, TOKENIZER_CONFIG_FILE)
-    source, target = (values.get(name) for name in ("source_lang", "target_lang"))
-    return (source if isinstance(source, str) else None, target if isinstance(target, str) else None)
 
 
 def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
@@ -57,62 +56,52 @@ def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
     Raises:
         UserError: it is not of a MarianMT model, or of one that our model cannot express.
     """
-    values = _json(folder, CONFIG_FILE)
     path = folder / CONFIG_FILE
+    values = read_json(path)
     if values.get("model_type") != "marian":
         raise UserError(f"{path} is of a model of type {values.get('model_type')!r}, not marian: {_REMEDY}")
-
-    def lacks(what: str) -> UserError:
-        return UserError(f"{path} has {what}, which a model here cannot express")
-
-    wanted: dict[str, Any] = {
-        "scale_embedding": True,
-        "static_position_embeddings": True,
-        "normalize_before": False,
-        "normalize_embedding": False,
-        "add_final_layer_norm": False,
-        "add_bias_logits": False,
+    activation = values.get("activation_function")
+    shares, is_tied = values.get("share_encoder_decoder_embeddings", True), values.get("tie_word_embeddings", True)
+    heads, ffn_width = values["encoder_attention_heads"], values["encoder_ffn_dim"]
+    begin, end = vocabulary.their_ids[1][PAD_ID], {ids[EOS_ID] for ids in vocabulary.their_ids}
+    lacks = {f"{name} = {values.get(name)!r}": values.get(name, value) != value for name, value in _EXPRESSED.items()}
+    lacks |= {
+        f"the activation {activation!r}": activation not in _ACTIVATIONS,
+        "different numbers of heads in encoder and decoder": heads != values["decoder_attention_heads"],
+        "feed-forward layers of different widths in encoder and decoder": ffn_width != values["decoder_ffn_dim"],
+        "one embedding and an output apart from it": shares and not is_tied,
+        "two ids of </s>": len(end) > 1,
+        "a decoder that does not begin with <pad>": values.get("decoder_start_token_id") != begin,
+        "two vocabularies with one embedding": shares and vocabulary.sizes[1] > 0,
     }
-    for name, value in wanted.items():
-        if values.get(name, value) != value:
-            raise lacks(f"{name} = {values[name]!r}")
-    if (activation := values.get("activation_function")) not in _ACTIVATIONS:
-        raise lacks(f"the activation {activation!r}")
-    if values.get("encoder_attention_heads") != values.get("decoder_attention_heads"):
-        raise lacks("different numbers of heads in encoder and decoder")
-    if values.get("encoder_ffn_dim") != values.get("decoder_ffn_dim"):
-        raise lacks("feed-forward layers of different widths in encoder and decoder")
-    shares = values.get("share_encoder_decoder_embeddings", True)
-    ties: Tied = "target" if values.get("tie_word_embeddings", True) else "none"
-    if shares and ties == "none":
-        raise lacks("one embedding and an output apart from it")
-    ends = {ids[EOS_ID] for ids in vocabulary.their_ids}
-    if len(ends) > 1:
-        raise lacks("two ids of </s>")
-    if values.get("decoder_start_token_id") != vocabulary.their_ids[1][PAD_ID]:
-        raise lacks("a decoder that does not begin with <pad>")
-    if vocabulary.sizes[1] and shares:
-        raise lacks("two vocabularies with one embedding")
-    try:
-        return ModelConfig(
-            width=values["d_model"],
-            encoder_layers=values["encoder_layers"],
-            decoder_layers=values["decoder_layers"],
-            heads=values["encoder_attention_heads"],
-            ffn_width=values["encoder_ffn_dim"],
-            dropout=values.get("dropout", 0.1),
-            attention_dropout=values.get("attention_dropout", 0.0),
-            ffn_dropout=values.get("activation_dropout", 0.0),
-            activation=_ACTIVATIONS[activation],  # type: ignore[arg-type]
-            max_positions=values["max_position_embeddings"],
-            output_bias=True,
-            begin_with_pad=True,
-            tie_embeddings="all" if shares else ties,
-            vocab_size=values["vocab_size"],
-            target_vocab_size=values["decoder_vocab_size"] if vocabulary.sizes[1] else 0,
-        )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is not the configuration of a MarianMT model ({error}): {_REMEDY}") from None
+    refuse_lacks(path, lacks)
+    return ModelConfig(
+        width=values["d_model"],
+        encoder_layers=values["encoder_layers"],
+        decoder_layers=values["decoder_layers"],
+        heads=heads,
+        ffn_width=ffn_width,
+        dropout=values.get("dropout", 0.1),
+        attention_dropout=values.get("attention_dropout", 0.0),
+        ffn_dropout=values.get("activation_dropout", 0.0),
+        activation=_ACTIVATIONS[activation],
+        max_positions=values["max_position_embeddings"],
+        output_bias=True,
+        begin_with_pad=True,
+        tie_embeddings="all" if shares else "target" if is_tied else "none",
+        vocab_size=values["vocab_size"],
+        target_vocab_size=values["decoder_vocab_size"] if vocabulary.sizes[1] else 0,
+    )
+
+
+def refuse_lacks(path: Path, lacks: dict[str, bool]) -> None:
+    """Raise a UserError if a file has one of these properties, which models here lack.
+
+    Args:
+        lacks: whether the file has each of them.
+    """
+    if found := next((what for what, is_so in lacks.items() if is_so), None):
+        raise UserError(f"{path} has {found}, which a model here cannot express")
 
 
 def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary: MarianVocabulary) -> Transformer:
@@ -122,65 +111,42 @@ def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary
         theirs: by the names of `MarianMTModel.state_dict()`.
 
     Raises:
-        UserError: the weights do not fit the configuration.
+        UserError: a weight is not finite.
     """
     model = of_marian(theirs, config, vocabulary.their_ids)
-    assert model.output_bias is not None
-    with torch.no_grad():
-        model.output_bias[BOS_ID] = NEVER
+    model.state_dict()["output_bias"][BOS_ID] = NEVER
     return model
 
 
-def of_marian(
-    theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: tuple[Sequence[int], Sequence[int]]
-) -> Transformer:
+def of_marian(theirs: dict[str, torch.Tensor], config: ModelConfig, their_ids: Ids) -> Transformer:
     """Make our model of their weights.
 
     Args:
-        theirs: by the names of `MarianMTModel.state_dict()`.
-        their_ids: id of each entry of our vocabularies, of sources and of targets, in theirs.
+        theirs: by the names of `MarianMTModel.state_dict()`; they fit the configuration.
 
     Raises:
-        UserError: the weights do not fit the configuration.
+        UserError: a weight is not finite.
     """
     model = Transformer(config).eval()
-    rows = [torch.tensor(ids) for ids in their_ids]
     matrices, order = matrices_of(config), residual_order(config.width)
     for name, (part, dim) in marian_parts(model).items():
-        tensor = theirs.get(name)
-        if tensor is not None and name == BIAS:
-            tensor = _take(tensor, rows[1], dim=1)
-        elif tensor is not None and name in matrices:
-            tensor = _take(tensor, rows[matrices[name][1]], dim=0)
-        if tensor is None or tensor.shape != part.shape:
-            raise UserError(f"the weights have no {name} that fits config.json: {_REMEDY}")
+        tensor = theirs[name].to(part.device, part.dtype)
         if not tensor.isfinite().all():
             raise UserError(f"the weights have numbers in {name} that are not finite: {_REMEDY}")
+        if name == BIAS:
+            tensor = tensor[:, [*their_ids[1]]]
+        elif name in matrices:
+            tensor = tensor[[*their_ids[matrices[name][1]]]]
         if dim is None:
             part.copy_(tensor)
         else:
-            part.index_copy_(dim, order, tensor.float())
+            part.index_copy_(dim, order, tensor)
     return model
 
 
-def _take(tensor: torch.Tensor, places: torch.Tensor, *, dim: int) -> torch.Tensor | None:
-    """Return the entries of our vocabulary; None if the tensor is of another size."""
-    fits = tensor.dim() == 2 and tensor.shape[dim] == int(places.max()) + 1
-    return tensor.index_select(dim, places) if fits else None
-
-
-def _read(folder: Path, name: str) -> bytes:
+def read_bytes(file: Path, remedy: str) -> bytes:
+    """Read a file; a UserError names it and the remedy."""
     try:
-        return (folder / name).read_bytes()
+        return file.read_bytes()
     except OSError as error:
-        raise UserError(f"{folder / name} cannot be read ({error.strerror}): {_REMEDY}") from None
-
-
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        values = parse_json(_read(folder, name))
-    except ValueError as error:
-        raise UserError(f"{folder / name} cannot be read as JSON ({error}): {_REMEDY}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{folder / name} is not a JSON object: {_REMEDY}")
-    return values
+        raise UserError(f"{file} cannot be read ({error.strerror}): {remedy}") from None

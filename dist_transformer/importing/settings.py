@@ -22,3 +22,5 @@ class ImportSettings:
     """Target language; default: as the folder names it."""
     program: str | None = setting(None, flag="marian", program=True)
     """Program to compare a model of Marian with; default: marian or pymarian in PATH."""
+    device: str | None = None
+    """cpu, cuda or cuda:N; default: cuda if there is one."""

@@ -1,12 +1,12 @@
 """Run folders with weights, as the tests of averaging have them, and the settings of each command."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.cli.command import module_of
 from dist_transformer.config import command_line, flags
 from dist_transformer.config.schema import Setting
 from tests.averaging.conftest import mixed, run
@@ -26,7 +26,7 @@ def known_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[
         raise ReadError(known)
 
     def find(name: str) -> Sequence[Setting]:
-        module = importlib.import_module(f"dist_transformer.cli.{name}")
+        module = module_of(name)
         for place in (command_line, flags):
             monkeypatch.setattr(place, "read_words", read_words)
         monkeypatch.setattr("sys.argv", [name])

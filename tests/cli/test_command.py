@@ -6,13 +6,12 @@ import re
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from dist_transformer.base.errors import TransientError, UserError
-from dist_transformer.cli.command import COMMANDS, overview, run
+from dist_transformer.cli.command import COMMANDS, module_of, overview, run
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of
@@ -26,9 +25,8 @@ PROGRAM = [sys.executable, "-m", "dist_transformer"]
 
 def test_every_command_has_a_module_and_every_module_a_command() -> None:
     modules = {path.stem for path in (ROOT / "dist_transformer" / "cli").glob("*.py")}
-    assert modules - {"__init__", "command", "parser"} == COMMANDS.keys()
-    for name in COMMANDS:
-        assert callable(import_module(f"dist_transformer.cli.{name}").main)
+    assert modules - {"__init__", "command"} == {module_of(name).__name__.rpartition(".")[2] for name in COMMANDS}
+    assert all(callable(module_of(name).main) for name in COMMANDS)
     assert all(len(line) <= 80 for line in overview().splitlines())
 
 

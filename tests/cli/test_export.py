@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli import export as command
-from dist_transformer.export import gate, huggingface
+from dist_transformer.export import gate, libraries
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.conftest import run_command
 
@@ -29,7 +29,7 @@ def files(tmp_path: Path, toy_lines: Lines) -> list[object]:
 
 def run(monkeypatch: pytest.MonkeyPatch, words: Sequence[object]) -> None:
     monkeypatch.setattr(gate, "COMPARED_LINES", 20)
-    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+    monkeypatch.setattr(libraries, "_LONGEST_OUTPUT", 12)
     monkeypatch.setattr(sys, "argv", ["dist-transformer export", *map(str, words)])
     torch.manual_seed(0)
     command.main()

@@ -12,54 +12,43 @@ import pytest
 import safetensors.torch
 import sentencepiece
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, PAD_ID, SPECIALS
-from dist_transformer.export import gate, huggingface
-from dist_transformer.export.export import export
+from dist_transformer.export import gate, huggingface, libraries
+from dist_transformer.export.checked_export import export_model
 from dist_transformer.export.libraries import ExportSettings, Target
-from dist_transformer.importing import importing, marian_folder
-from dist_transformer.importing.importing import import_marian
+from dist_transformer.importing import checked_import, marian_folder
+from dist_transformer.importing.checked_import import import_model
 from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, write_model_folder
 
 CPU = torch.device("cpu")
+SILENT = tqdm(disable=True)
+Lines = tuple[list[str], list[str]]
 SHARED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 ROWS = ["token ids", "decoding", "log-probabilities", "greedy search"]
 
+LANGUAGES = (">>de<<", ">>nl<<")
 SHAPES: dict[str, dict[str, Any]] = {
     "as published": {},
-    "deep encoder, languages": {
-        "layers": (3, 1),
-        "width": 16,
-        "heads": 2,
-        "activation": "relu",
-        "languages": (">>de<<", ">>nl<<"),
-    },
+    "deep, languages": {"layers": (3, 1), "width": 16, "heads": 2, "activation": "relu", "languages": LANGUAGES},
     "one head, gelu": {"heads": 1, "activation": "gelu", "positions": 100},
     "BPE": {"model_type": "bpe", "layers": (1, 2), "ffn": 24},
     "two vocabularies": {"two": True},
-    "two vocabularies, an output apart": {"two": True, "tied": False, "languages": (">>de<<", ">>nl<<")},
+    "two vocabularies, an output apart": {"two": True, "tied": False, "languages": LANGUAGES},
 }
-
-
-class Silent:
-    """No display."""
-
-    def say(self, line: str) -> None: ...
-    def begin(self, total: int) -> None: ...
-    def stage(self, name: str) -> None: ...
-    def advance(self, units: int) -> None: ...
 
 
 def write_folder(
     folder: Path,
-    lines: tuple[list[str], list[str]],
+    lines: Lines,
     *,
     width: int = 32,
     layers: tuple[int, int] = (2, 2),
@@ -132,32 +121,31 @@ def write_folder(
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def folder(request: pytest.FixtureRequest, toy_lines: tuple[list[str], list[str]], tmp_path_factory) -> Path:
+def folder(request: pytest.FixtureRequest, toy_lines: Lines, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("marian") / "opus-mt-en-de"
     write_folder(path, toy_lines, **SHAPES[request.param])
     return path
 
 
 @pytest.fixture(scope="module")
-def plain(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(toy_lines: Lines, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plain") / "theirs"
     write_folder(path, toy_lines)
     return path
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "COMPARED_LINES", 30)
-    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+    monkeypatch.setattr(libraries, "_LONGEST_OUTPUT", 12)
 
 
 def run(folder: Path, out: Path, **more: Any) -> list[Check]:
     checks: list[Check] = []
-    import_marian(ImportSettings(folder=folder, out=out, **more), CPU, progress=Silent(), show=checks.extend)
+    import_model(ImportSettings(folder=folder, out=out, **more), CPU, progress=SILENT, show=checks.extend)
     return checks
 
 
-@pytest.mark.usefixtures("few")
 def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     checks = run(folder, tmp_path / "model")
@@ -197,7 +185,6 @@ def test_a_folder_of_any_shape(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(again[name], tensor), name
     for name in ("source.spm", "target.spm", *(file.name for file in files)):
         assert (out / name).read_bytes() == before[name]
-    huggingface.write_generation_config(out, tokenizer, info.model)
     assert generated(out, table) == generated(folder, table)
     stated = json.loads((out / "tokenizer_config.json").read_text())
     assert f"{stated['source_lang']}-{stated['target_lang']}" == names[0]
@@ -214,7 +201,6 @@ def generated(folder: Path, table: dict[str, int]) -> list[str]:
     return tokenizer.batch_decode(rows[:, :19], skip_special_tokens=True)
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("target", ["hf", "ctranslate2"])
 def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: Path) -> None:
     run(plain, tmp_path / "imported")
@@ -232,7 +218,7 @@ def test_a_tuned_model_is_exported_again(target: Target, plain: Path, tmp_path: 
     dev = {"source": tmp_path / "dev.en", "reference": tmp_path / "dev.de"}
     checks: list[Check] = []
     settings = ExportSettings(model=tmp_path / "model", to=target, out=tmp_path / "out", **dev)
-    export(settings, CPU, progress=Silent(), show=checks.extend)
+    export_model(settings, CPU, progress=SILENT, show=checks.extend)
     assert {check.name: check.state for check in checks if check.name in ROWS} == dict.fromkeys(ROWS, "ok")
     if target == "hf":
         assert "ct2-transformers-converter" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -259,15 +245,13 @@ def generated_greedily(folder: Path, lines: list[str]) -> list[list[str]]:
     return [[token for token in tokenizer.convert_ids_to_tokens(row) if token not in special] for row in rows.tolist()]
 
 
-def test_a_short_comparison_says_so(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "_LONGEST_OUTPUT", 12)
+def test_a_short_comparison_says_so(plain: Path, tmp_path: Path) -> None:
     (tmp_path / "six.en").write_text("Our guests , who sing , are hungry .\n" * 6)
     checks = run(plain, tmp_path / "model", source=tmp_path / "six.en")
     assert [(check.name, check.state) for check in checks] == [("dev text", "warn"), *((name, "ok") for name in ROWS)]
     assert checks[0].found == "only 6 lines were compared, so rare differences may be missed"
 
 
-@pytest.mark.usefixtures("few")
 def test_the_limit_grows_with_the_logits(plain: Path, tmp_path: Path) -> None:
     """Rounding is in proportion to the logits: 200 times the embeddings, and 200 times the bias."""
     shutil.copytree(plain, tmp_path / "theirs")
@@ -297,7 +281,6 @@ def test_the_vocabulary_splits_each_side_by_its_own_model(folder: Path, tmp_path
     assert again.source.encode("Our guests") != again.target.encode("Our guests")
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("change", "rows"),
     [
@@ -314,7 +297,7 @@ def test_the_vocabulary_splits_each_side_by_its_own_model(folder: Path, tmp_path
 def test_the_gate_refuses_other_weights(
     change: Callable[[Any], object], rows: set[str], plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert = importing.our_weights
+    convert = checked_import.our_weights
 
     def wrongly(*given: Any) -> Any:
         model = convert(*given)
@@ -322,12 +305,10 @@ def test_the_gate_refuses_other_weights(
             change(model)
         return model
 
-    monkeypatch.setattr(importing, "our_weights", wrongly)
-    shown: list[Check] = []
-    settings = ImportSettings(folder=plain, out=tmp_path / "model")
-    with pytest.raises(UserError, match="model was not written, because its outputs differ from those of"):
-        import_marian(settings, CPU, progress=Silent(), show=shown.extend)
-    assert {check.name for check in shown if check.state == "fail"} == rows
+    monkeypatch.setattr(checked_import, "our_weights", wrongly)
+    failed = ", ".join(row for row in ROWS if row in rows)
+    with pytest.raises(UserError, match=rf"model was not written, because its outputs differ .* \({failed}\): see"):
+        run(plain, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
@@ -387,7 +368,6 @@ def as_pickle(more: object = None) -> Callable[[Path], object]:
     return write
 
 
-@pytest.mark.usefixtures("few")
 def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: Path) -> None:
     shutil.copytree(plain, tmp_path / "theirs")
     edit_weights(lambda weights: weights.update({name: tensor.half() for name, tensor in weights.items()}))(

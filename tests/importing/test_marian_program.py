@@ -13,15 +13,14 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.export import gate
-from dist_transformer.importing import originals
-from dist_transformer.importing.importing import import_marian
+from dist_transformer.importing.checked_import import import_model
 from dist_transformer.importing.marian_files import MarianWeights
 from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model
 from tests.importing.marian_npz import Kind, write_decoder, write_vocabularies
-from tests.importing.test_importing import ROWS, Silent
+from tests.importing.test_importing import ROWS, SILENT
 
 CPU = torch.device("cpu")
 Lines = tuple[list[str], list[str]]
@@ -83,7 +82,7 @@ def test_trained_models_agree_with_their_own_program(
         assert len(Translator(model, vocabulary, CPU, Decoding()).translate(toy_lines[0][:2])) == 2
         # Sinusoids of the paper instead of theirs.
         with monkeypatch.context() as planted:
-            planted.setattr(originals.MarianWeights, "config", with_papers_positions)
+            planted.setattr(MarianWeights, "config", with_papers_positions)
             with pytest.raises(UserError, match="its outputs differ"):
                 run(decoder, tmp_path / "no", program)
         assert not (tmp_path / "no").exists()
@@ -106,5 +105,5 @@ def with_papers_positions(weights: MarianWeights, *, has_two: bool, config: Any 
 def run(decoder: Path, out: Path, program: Path) -> list[Check]:
     checks: list[Check] = []
     settings = ImportSettings(folder=decoder, out=out, source_language="en", target_language="de", program=str(program))
-    import_marian(settings, CPU, progress=Silent(), show=checks.extend)
+    import_model(settings, CPU, progress=SILENT, show=checks.extend)
     return checks

@@ -16,11 +16,6 @@ pip install pymarian, in an environment of its own. decoder.yml names model.npz 
 source.spm and target.spm beside model.npz.
 """
 
-# A command has the name of its module.
-# ruff: noqa: N999
-
-from dataclasses import dataclass
-
 from dist_transformer.cli.export import comparing, show_checks
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
@@ -28,21 +23,13 @@ from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.run.outputs import claim_folder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportCommand(ImportSettings):
-    """The published model, and the text for its checks."""
-
-    device: str | None = None
-    """cpu, cuda or cuda:N; default: cuda if there is one."""
-
-
 def main() -> None:
-    settings = parse(ImportCommand, Page(text=__doc__))
+    settings = parse(ImportSettings, Page(text=__doc__))
     claim_folder(settings.out, "--out", (settings.folder, settings.source))
 
-    from dist_transformer.importing.importing import import_marian
+    from dist_transformer.importing.checked_import import import_model
 
     with comparing(settings.device) as (device, bar):
-        info = import_marian(settings, device, progress=bar, show=show_checks)
+        info = import_model(settings, device, progress=bar, show=show_checks)
     names = ", ".join(direction.name for direction in info.all_directions)
     print(f"written: {settings.out}, {names}, {show_sizes(info.model.vocab_sizes)} entries of vocabulary")
