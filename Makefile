@@ -31,7 +31,7 @@ release: $(STAMP)  ## wheel and source distribution, tested
 	DIST="$(CURDIR)/dist" $(BIN)/python -m pytest tests/compat/test_release.py
 
 faults: $(STAMP)  ## faults in real trainings, for hours; resumes
-	FAULTS=results/faults.json $(BIN)/python -m pytest tests/faults -m campaign
+	FAULTS=results/faults/faults.json $(BIN)/python -m pytest tests/faults -m campaign
 
 check: $(STAMP)  ## style, types, and tests of code and pages
 	$(BIN)/ruff check .

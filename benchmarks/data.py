@@ -5,20 +5,21 @@ ids of both sides: they plan no batches and build no tensors.
 """
 
 import itertools
+import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import torch
 from tokenizers import Tokenizer as Backend
 
-from benchmarks.first_step import measure_first_step, simulate_lengths
-from benchmarks.measure import Measure, measure_rates, one_thread
+from benchmarks.measure import Measured, Part, measure_rates, say
 from benchmarks.preparation_memory import measure_preparation_memory
-from dist_transformer.base.errors import UserError
+from benchmarks.rows import DATA_ROW
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
@@ -37,75 +38,73 @@ from dist_transformer.training.trainer import existing_objects_spared
 TRAINING_SPEED = 400_000
 # Packs that are read repeatedly. Their shards stay in memory, like those of a window in training.
 _PACKS = 256
-_PEER_ROWS = 1000
-
-Report = Callable[[str], None]
+BATCH = BatchConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataBenchmark:
+class DataBenchmark(Part):
+    """Planning, reading, building and preparing, compared with `datasets` and `tokenizers`."""
+
     data: Path
     """Data folder."""
     seconds: float = 5.0
-    """Duration of each measure in each round."""
+    """Seconds of each measure in each round."""
     repeats: int = 5
-    """Number of rounds."""
-    pairs: int = 100_000_000
-    """Pairs of the simulated index."""
+    """Rounds; medians are reported."""
     text_pairs: int = 20_000
     """Sentence pairs to prepare."""
     memory_pairs: int = 150_000
-    """Sentence pairs for the memory of a preparation, which is measured with these and with ten times as many."""
+    """Sentence pairs for the memory of a preparation, measured with these and with ten times as many."""
     seed: int = 1
-    batch: BatchConfig = field(default_factory=BatchConfig)
+    """Seed of plan and chosen text."""
 
-    def __post_init__(self) -> None:
-        for name in ("seconds", "repeats", "pairs"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be above 0")
-        for name in ("text_pairs", "memory_pairs"):
-            if getattr(self, name) < 20:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be 20 or more, because some are held out")
-
-
-def run_data_benchmark(settings: DataBenchmark, report: Report) -> dict[str, Any]:
-    """Measure everything and return the figures; `report` gets a line of progress now and then."""
-    folder = DataFolder.open(settings.data)
-    split, batch = folder.train, settings.batch
-    budgets = resolve_budgets(batch, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
-    with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as scratch, one_thread():
-        report("rates: planning, reading, feeding, datasets, preparation")
-        works = {**own_works(split, budgets, settings), **peer_works(split, budgets, settings)}
-        works |= preparation_works(folder, Path(scratch), pairs=settings.text_pairs, seed=settings.seed)
-        with existing_objects_spared():
-            rates = measure_rates(works, seconds=settings.seconds, repeats=settings.repeats, report=report)
-        report("fill of an epoch")
-        epoch = first_epoch(split, budgets, window_shards=batch.window_shards, seed=settings.seed)
-        report(f"first step of {settings.pairs:,} simulated pairs")
-        simulated = simulated_index(split, Path(scratch), settings)
-        report(f"memory of preparing {settings.memory_pairs:,} pairs, and ten times as many")
-        files, _ = write_text(folder, Path(scratch), pairs=settings.memory_pairs, seed=settings.seed)
-        memory = measure_preparation_memory(files, folder.path / TOKENIZER_FILE, Path(scratch))
-    return {
-        "threads": 1,
-        "seconds_per_measure": settings.seconds,
-        "repeats": settings.repeats,
-        "pairs": split.info.pairs,
-        "shards": len(split.info.shards),
-        "target_tokens_per_second": {name: rates[name].to_json() for name in works},
-        "training_speed": TRAINING_SPEED,
-        "percent_of_training": {
-            name: 100 * TRAINING_SPEED / rates[name].median for name in ("plan", "read_tokens", "feed")
-        },
-        "fill_percent": {
-            "source": 100 * epoch.source_fill,
-            "target": 100 * epoch.target_fill,
-            "both": 100 * epoch.fill,
-        },
-        "unfit_pairs": epoch.unfit_pairs,
-        "simulated_index": simulated,
-        "preparation_memory": memory,
-    }
+    def measure(self) -> Measured:
+        torch.set_num_threads(1)
+        pa.set_cpu_count(1)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        folder = DataFolder.open(self.data)
+        split = folder.train
+        budgets = resolve_budgets(BATCH, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
+        with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as name:
+            say("rates: planning, reading, feeding, datasets, preparation")
+            scratch = Path(name)
+            works = own_works(split, budgets, self) | peer_works(split, budgets, self)
+            works |= preparation_works(folder, scratch, pairs=self.text_pairs, seed=self.seed)
+            with existing_objects_spared():
+                rates = measure_rates(works, seconds=self.seconds, repeats=self.repeats)
+            say("fill of an epoch")
+            epoch = first_epoch(split, budgets, window_shards=BATCH.window_shards, seed=self.seed)
+            say(f"memory of preparing {self.memory_pairs:,} pairs, and ten times as many")
+            files, _ = write_text(folder, scratch, pairs=self.memory_pairs, seed=self.seed)
+            memory = measure_preparation_memory(files, folder.path / TOKENIZER_FILE, scratch)
+        figures = {
+            "threads": 1,
+            "seconds_per_measure": self.seconds,
+            "repeats": self.repeats,
+            "pairs": split.info.pairs,
+            "shards": len(split.info.shards),
+            "target_tokens_per_second": rates,
+            "training_speed": TRAINING_SPEED,
+            "percent_of_training": {
+                name: 100 * TRAINING_SPEED / rates[name]["median"] for name in ("plan", "read_tokens", "feed")
+            },
+            "fill_percent": {
+                "source": 100 * epoch.source_fill,
+                "target": 100 * epoch.target_fill,
+                "both": 100 * epoch.fill,
+            },
+            "unfit_pairs": epoch.unfit_pairs,
+            "preparation_memory": memory,
+        }
+        return Measured(
+            what="the data pipeline compared with peers, one process and one thread, target tokens per CPU second; "
+            "medians",
+            figures=figures,
+            table=data_table(figures),
+            rows=[DATA_ROW],
+            text=folder.index,
+            seeds=[self.seed],
+        )
 
 
 def data_table(figures: dict[str, Any]) -> str:
@@ -113,10 +112,8 @@ def data_table(figures: dict[str, Any]) -> str:
     lines = [f"{'target tokens per CPU second':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
     for name, found in figures["target_tokens_per_second"].items():
         lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
-    fill, simulated = figures["fill_percent"], figures["simulated_index"]
+    fill = figures["fill_percent"]
     shares = ", ".join(f"{name} {share:.1f}%" for name, share in figures["percent_of_training"].items())
-    before, peak = (simulated[name]["median"] for name in ("before_mib", "peak_mib"))
-    seconds = simulated["seconds"]
     return "\n".join(
         [
             *lines,
@@ -125,10 +122,6 @@ def data_table(figures: dict[str, Any]) -> str:
             f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
             f"together {fill['both']:.2f}%",
             f"  {figures['unfit_pairs']:,} pairs fit no pack",
-            f"first step of {simulated['pairs']:,} simulated pairs: {seconds['median']:.2f} s "
-            f"({seconds['lowest']:.2f} to {seconds['highest']:.2f})",
-            f"  resident at most {peak:,.0f} MiB ({before:,.0f} at the start; "
-            f"up to {simulated['lengths_mib']:,.0f} are the mapped lengths)",
             *(
                 f"preparation of {found['pairs']:,} pairs: resident at most {found['peak_mib']:,.0f} MiB "
                 f"({found['before_mib']:,.0f} at the start)"
@@ -148,7 +141,7 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
 
     def planning() -> Iterator[int]:
         plan = make_plan(split, budgets, settings)
-        for step in plan.steps(Position(), settings.batch.packs_per_step):
+        for step in plan.steps(Position(), BATCH.packs_per_step):
             yield step.target_tokens
 
     def reading() -> Iterator[int]:
@@ -159,11 +152,11 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
     def feeding(packs_at_once: int) -> Iterator[int]:
         data = open_training_data(
             DataConfig(data=(str(settings.data),)),
-            settings.batch,
+            BATCH,
             seed=settings.seed,
             admit=lambda split, window: dict.fromkeys(split.hold(window.shards), 0),
         ).at_once(packs_at_once)
-        steps = data.plan.steps(data.plan.start(), settings.batch.packs_per_step)
+        steps = data.plan.steps(data.plan.start(), BATCH.packs_per_step)
         size = 1
         while True:
             block = list(itertools.islice(steps, size))
@@ -176,47 +169,23 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
 
 
 def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Make the works of `datasets` on the same shards: streamed in order or at random in our packs, as lists or Arrow.
-
-    Arrow is the fastest format of `datasets`. Its fastest stream is in order, without a shuffle buffer.
-    """
+    """Make the works of `datasets` on the same shards, at random in our packs: as lists, and as Arrow, the fastest."""
     import datasets
 
     files = [str(split.folder / shard.file) for shard in split.info.shards]
     packs = first_packs(split, budgets, settings)
-
-    def stream() -> Any:
-        return datasets.load_dataset("arrow", data_files={"train": files}, split="train", streaming=True)
-
-    def rows() -> Iterator[int]:
-        dataset = stream()
-        while True:
-            for row in dataset:
-                yield len(row["tgt"]) + 1
-
-    def tables() -> Iterator[int]:
-        dataset = stream().with_format("arrow")
-        while True:
-            for table in dataset.iter(batch_size=_PEER_ROWS):
-                yield _target_tokens(table)
+    rows = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+    tables = rows.with_format("arrow")
 
     def random_rows() -> Iterator[int]:
-        dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
         for pack in itertools.cycle(packs):
-            yield sum(map(len, dataset[pack.pair_ids]["tgt"])) + len(pack.pair_ids)
+            yield sum(map(len, rows[pack.pair_ids]["tgt"])) + len(pack.pair_ids)
 
     def random_tables() -> Iterator[int]:
-        dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
-        dataset = dataset.with_format("arrow")
         for pack in itertools.cycle(packs):
-            yield _target_tokens(dataset[pack.pair_ids])
+            yield _target_tokens(tables[pack.pair_ids])
 
-    return {
-        "datasets_stream_rows": rows(),
-        "datasets_stream_arrow": tables(),
-        "datasets_random_rows": random_rows(),
-        "datasets_random_arrow": random_tables(),
-    }
+    return {"datasets_random_rows": random_rows(), "datasets_random_arrow": random_tables()}
 
 
 def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
@@ -266,26 +235,12 @@ def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> t
     return files, len(target) + len(chosen)
 
 
-def simulated_index(split: Split, scratch: Path, settings: DataBenchmark) -> dict[str, Any]:
-    """Measure the first step of simulated lengths, in a separate process for each repeat."""
-    file = scratch / "lengths.npy"
-    started = time.perf_counter()
-    simulate_lengths(split.lengths, settings.pairs, file, seed=settings.seed)
-    written = time.perf_counter() - started
-    found = [
-        measure_first_step(file, settings.batch, pairs_per_shard=100_000, seed=settings.seed)
-        for _ in range(settings.repeats)
-    ]
-    measures = {name: Measure(tuple(values[name] for values in found)).to_json() for name in found[0]}
-    return {"pairs": settings.pairs, "lengths_mib": file.stat().st_size / 2**20, "drawn_seconds": written, **measures}
-
-
 def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
     return Plan(
         split.lengths,
         split.shard_starts,
         budgets=budgets,
-        window_shards=settings.batch.window_shards,
+        window_shards=BATCH.window_shards,
         seed=settings.seed,
     )
 

@@ -8,20 +8,23 @@ Peers have variants, of which the fastest on the first lines takes part: the att
 batches. CTranslate2 in int8 is a contender of its own, and so is our search in bf16 and int8 where fp32 is measured.
 """
 
-import dataclasses
 import operator
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from benchmarks.measure import Measure, now, who_can_run
+from benchmarks.measure import Measured, Part, columns, missing_packages, now, require_known, say, spread
+from benchmarks.rows import decode_row
 from benchmarks.training.peers import ATTENTIONS
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.schema import setting
+from dist_transformer.data.text.lines import read_lines
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from dist_transformer.evaluation.bleu import corpus_bleu
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2, translate_ids
@@ -30,8 +33,10 @@ from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.loading import as_arithmetic
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import load_model
+from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.runtime.device import as_dtype, multiplies_bf16, multiplies_int8
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import read_world
 
 LABELS = {
     "ours": "ours",
@@ -46,60 +51,70 @@ _NEEDS = {"generate": ("transformers",), "ctranslate2": ("ctranslate2",), "int8"
 BLEU_TOLERANCE = 0.7
 # Sentences, and padded source tokens, of a batch.
 _GENERATE_SENTENCES, _CTRANSLATE2_TOKENS = (32, 64, 128), (1024, 2048, 4096)
+# α of the peers.
+_LENGTH_PENALTY = 0.6
 # Lines on which variants are tried.
 _TRIED_LINES = 200
 
 Translate = Callable[[Sequence[str]], list[str]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeBenchmark:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeBenchmark(Part):
+    """Beam search, compared with Hugging Face's generate and CTranslate2."""
+
     model: Path
     """Model folder."""
-    sources: Sequence[str]
-    references: Sequence[str]
-    peers: tuple[str, ...]
-    """Names in `LABELS`; ours is always measured."""
-    rounds: int
-    beam_size: int = 4
-    length_penalty: float = 0.6
-    """α of the peers."""
-    max_extra_tokens: int = 50
-    precision: str | None = None
-    """Precision of all contenders; the default is fp32 on a CPU and bf16 on a GPU."""
+    src: Path
+    """Source, one sentence per line."""
+    ref: Path
+    """Reference, one sentence per line."""
+    sentences: int | None = None
+    """Only the first of them; default: all."""
+    peers: tuple[str, ...] = tuple(LABELS)
+    """Contenders: ours, also in bf16 and int8; generate, of MarianMTModel; ctranslate2, and in int8.
+    Ours always takes part."""
+    beam: int = 4
+    """Beam size."""
+    precision: Literal["bf16", "fp32"] | None = None
+    """Precision of all contenders; default: fp32 on a CPU, bf16 on a GPU."""
+    rounds: int = 4
+    """Rounds; medians are reported."""
+    max_extra_tokens: int = setting(default=50, python_only=True)
 
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UserError(f"--rounds is {self.rounds}: it must be 1 or more")
-        if not self.sources or len(self.sources) != len(self.references):
-            raise UserError(
-                "sources and references must have the same number of lines "
-                f"({len(self.sources)} and {len(self.references)})"
-            )
-        for peer in self.peers:
-            if peer not in LABELS:
-                raise UserError(f"--peers {peer} is unknown: choose among {', '.join(LABELS)}")
+    def measure(self) -> Measured:
+        require_known("--peers", self.peers, LABELS)
+        sources, references = (list(read_lines(file))[: self.sentences] for file in (self.src, self.ref))
+        if not sources or len(sources) != len(references):
+            raise UserError(f"--src and --ref have {len(sources)} and {len(references)} lines: both need as many")
+        with process_group(read_world()) as device:
+            figures = run_decoding_benchmark(self, sources, references, device)
+        flaw = "the BLEU scores differ: the contenders did not do the same work"
+        return Measured(
+            what=f"decoding compared with peers, in turns, on the same weights; {figures['unit']}; medians of rounds",
+            figures=figures,
+            table=decode_table(figures),
+            rows=[decode_row([*figures["contenders"]], gpu=device.type == "cuda")],
+            text=read_model_info(self.model),
+            flaw=None if figures["scores_agree"] else flaw,
+        )
 
 
 def run_decoding_benchmark(
-    settings: DecodeBenchmark, device: torch.device, report: Callable[[str], None]
+    settings: DecodeBenchmark, lines: list[str], references: list[str], device: torch.device
 ) -> dict[str, Any]:
     """Measure everything and return the figures."""
     dtype = as_dtype(settings.precision or ("bf16" if device.type == "cuda" else "fp32"))
     model, vocabulary, info = load_model(settings.model, device, dtype)
     tokenizer = vocabulary.target
-    wanted = {LABELS[name]: _NEEDS.get(name, ()) for name in LABELS if name == "ours" or name in settings.peers}
-    names = [name for name in LABELS if LABELS[name] in who_can_run(wanted, report)]
-    for name, kind in (("ctranslate2", _compute_type(dtype)), ("int8", "int8")):
-        if name in names and not ctranslate2_computes(kind, device):
-            report(f"left out, because it does not compute in {kind} here: {LABELS[name]}")
-            names.remove(name)
-    instructions = {"ours_bf16": multiplies_bf16(device), "ours_int8": multiplies_int8(device)}
-    for name, has_them in instructions.items():
-        if name in names and not (has_them and dtype == torch.float32):
-            report(f"left out, because the processor has no instructions for it, or all are in bf16: {LABELS[name]}")
-            names.remove(name)
-    lines = list(settings.sources)
+    names = []
+    for name, label in LABELS.items():
+        if name not in ("ours", *settings.peers):
+            continue
+        if reason := obstacle(name, dtype, device):
+            say(f"left out, because {reason}: {label}")
+        else:
+            names.append(name)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     outputs: dict[str, list[str]] = {}
     variants: dict[str, str] = {}
@@ -111,10 +126,10 @@ def run_decoding_benchmark(
             variants[name] = _fastest(found, lines[:_TRIED_LINES], device)
             works[name] = found[variants[name]]
             outputs[name] = works[name](lines)
-            report(f"{LABELS[name]}: warm, {variants[name]}")
+            say(f"{LABELS[name]}: warm, {variants[name]}")
         lengths = [_mean_length(tokenizer, outputs[name]) for name in others]
         search = partial(our_search, model, tokenizer, settings)
-        penalty = settings.length_penalty
+        penalty = _LENGTH_PENALTY
         if lengths:
             penalty = matching_penalty(
                 lambda exponent: _mean_length(tokenizer, search(length_penalty=exponent)(lines)),
@@ -123,31 +138,31 @@ def run_decoding_benchmark(
             )
         variants["ours"] = f"length penalty {penalty:.3g}"
         works["ours"] = search(length_penalty=penalty)
-        for name in filter(names.__contains__, instructions):
+        for name in filter(names.__contains__, ("ours_bf16", "ours_int8")):
             arithmetic = as_arithmetic(name.removeprefix("ours_"), device)
             rounded, _, _ = load_model(settings.model, device, *arithmetic)
             works[name] = our_search(rounded, tokenizer, settings, length_penalty=penalty)
             works[name](lines)
             variants[name] = variants["ours"]
         whole = search(length_penalty=penalty, least_growth=model.config.max_positions)(lines)
-        report(f"{LABELS['ours']}: warm, {variants['ours']}")
+        say(f"{LABELS['ours']}: warm, {variants['ours']}")
         for number in range(settings.rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 started = now(device)
                 outputs[name] = works[name](lines)
                 seconds[name].append(now(device) - started)
-            report(f"round {number + 1} of {settings.rounds}")
+            say(f"round {number + 1} of {settings.rounds}")
     figures: dict[str, dict[str, Any]] = {}
     for name in names:
         words = _mean_length(tokenizer, outputs[name]) * len(lines)
         ratios = (theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
         bleu = corpus_bleu(
-            outputs[name], settings.references, target_language=info.target_language, lowercase=tokenizer.lowercase
+            outputs[name], references, target_language=info.target_language, lowercase=tokenizer.lowercase
         )
         figures[name] = {
-            "sentences_per_second": Measure(tuple(len(settings.sources) / s for s in seconds[name])).to_json(),
-            "tokens_per_second": Measure(tuple(words / s for s in seconds[name])).to_json(),
-            "ours_to_this": Measure(tuple(ratios)).to_json(),
+            "sentences_per_second": spread(len(lines) / s for s in seconds[name]),
+            "tokens_per_second": spread(words / s for s in seconds[name]),
+            "ours_to_this": spread(ratios),
             "bleu": bleu.value,
             "signature": bleu.signature,
             "variant": variants[name],
@@ -158,10 +173,10 @@ def run_decoding_benchmark(
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_steps": max(info.steps),
         "precision": _compute_type(dtype),
-        "beam_size": settings.beam_size,
-        "length_penalty": settings.length_penalty,
+        "beam_size": settings.beam,
+        "length_penalty": _LENGTH_PENALTY,
         "our_length_penalty": penalty,
-        "sentences": len(settings.sources),
+        "sentences": len(lines),
         "rounds": settings.rounds,
         "changed_by_stopping": sum(map(operator.ne, outputs["ours"], whole)),
         "scores_agree": all(abs(found["bleu"] - ours) <= BLEU_TOLERANCE for found in figures.values()),
@@ -169,10 +184,25 @@ def run_decoding_benchmark(
     }
 
 
+def obstacle(name: str, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return the reason why a contender cannot be measured here, if there is one."""
+    if missing := missing_packages(_NEEDS.get(name, ())):
+        return f"{missing} is not installed"
+    if name in ("ours_bf16", "ours_int8"):
+        has_them = multiplies_bf16(device) if name == "ours_bf16" else multiplies_int8(device)
+        fits = has_them and dtype == torch.float32
+        return None if fits else "the processor has no instructions for it, or all are in bf16"
+    if "ctranslate2" in _NEEDS.get(name, ()):
+        import ctranslate2
+
+        kind = "int8" if name == "int8" else _compute_type(dtype)
+        computes = kind in ctranslate2.get_supported_compute_types(device.type)
+        return None if computes else f"it does not compute in {kind} here"
+    return None
+
+
 def _fastest(works: dict[str, Translate], lines: Sequence[str], device: torch.device) -> str:
     """Return the name of the fastest variant, of two runs each."""
-    if len(works) == 1:
-        return next(iter(works))
     seconds = {}
     for name, work in works.items():
         runs = []
@@ -208,7 +238,7 @@ def our_search(
     model: Transformer, tokenizer: Tokenizer, settings: DecodeBenchmark, *, length_penalty: float, **changes: Any
 ) -> Translate:
     beam = Decoding(
-        beam=settings.beam_size,
+        beam=settings.beam,
         length_penalty=length_penalty,
         max_extra_tokens=settings.max_extra_tokens,
         **changes,
@@ -232,12 +262,6 @@ def matching_penalty(length_with: Callable[[float], float], wanted: float, least
         middle = (low + high) / 2
         low, high = (middle, high) if length_with(middle) < wanted else (low, middle)
     return (low + high) / 2
-
-
-def ctranslate2_computes(kind: str, device: torch.device) -> bool:
-    import ctranslate2
-
-    return kind in ctranslate2.get_supported_compute_types(device.type)
 
 
 def _compute_type(dtype: torch.dtype) -> str:
@@ -265,8 +289,8 @@ def ctranslate2_works(
             translator,
             pieces,
             sources,
-            beam_size=settings.beam_size,
-            length_penalty=settings.length_penalty,
+            beam_size=settings.beam,
+            length_penalty=_LENGTH_PENALTY,
             longest=max(map(len, sources)) + settings.max_extra_tokens,
             max_batch_tokens=max_batch_tokens,
         )
@@ -292,8 +316,8 @@ def generate(
             found = marian.generate(
                 input_ids=tokens.to(marian.device),
                 attention_mask=(tokens != PAD_ID).long().to(marian.device),
-                num_beams=settings.beam_size,
-                length_penalty=settings.length_penalty,
+                num_beams=settings.beam,
+                length_penalty=_LENGTH_PENALTY,
                 early_stopping=False,
                 max_new_tokens=longest + settings.max_extra_tokens,
                 do_sample=False,
@@ -305,15 +329,12 @@ def generate(
 
 def decode_table(figures: dict[str, Any]) -> str:
     """Format the figures in lines of at most 80 characters."""
-    lines = [
-        f"{figures['unit']}, beam {figures['beam_size']}, {figures['precision']}, {figures['sentences']:,} sentences",
-        f"{'':22} {'median':>8} {'lowest':>8} {'highest':>8} {'tokens/s':>9} {'ours is':>8} {'BLEU':>6}",
-    ]
+    rows: list[tuple[str, ...]] = [("", "median", "lowest", "highest", "tokens/s", "ours is", "BLEU")]
     for name, found in figures["contenders"].items():
-        rate = found["sentences_per_second"]
-        lines.append(
-            f"{LABELS[name]:22} {rate['median']:8,.1f} {rate['lowest']:8,.1f} {rate['highest']:8,.1f} "
-            f"{found['tokens_per_second']['median']:9,.0f} {found['ours_to_this']['median']:7.2f}× {found['bleu']:6.2f}"
-        )
+        rates = (f"{found['sentences_per_second'][each]:,.1f}" for each in ("median", "lowest", "highest"))
+        tokens, times = (found[each]["median"] for each in ("tokens_per_second", "ours_to_this"))
+        rows.append((LABELS[name], *rates, f"{tokens:,.0f}", f"{times:.2f}×", f"{found['bleu']:.2f}"))
+    settings = f"beam {figures['beam_size']}, {figures['precision']}, {figures['sentences']:,} sentences"
+    lines = [f"{figures['unit']}, {settings}", *columns(rows)]
     lines.append(f"{figures['changed_by_stopping']:,} of our texts differ from those of a search to the longest output")
     return "\n".join(lines)

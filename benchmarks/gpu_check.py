@@ -1,4 +1,4 @@
-"""Check and measure everything that needs a GPU, in parts of at most 8 minutes; write results/gpu-check-DEVICE.json.
+"""Check and measure all that needs a GPU, in parts of at most 8 minutes; write results/speed/gpu-check-DEVICE.json.
 
     data     the data folder that the other parts read
     tests    the tests that are marked gpu
@@ -63,7 +63,7 @@ def main() -> None:
 
 def passes(part: str, arguments: argparse.Namespace) -> bool:
     """Measure a part into the file, and return whether that succeeded."""
-    from benchmarks.suite import CORPORA, Suite, device_name, find_corpora, merge
+    from benchmarks.bench import CORPORA, Suite, device_name, find_corpora, merge
 
     file = arguments.out / f"gpu-check-{device_name()}.json"
     deadline = time.monotonic() + _PART_SECONDS
@@ -87,7 +87,7 @@ def passes(part: str, arguments: argparse.Namespace) -> bool:
             return True
         # Each result is written at once, so that it is kept when time runs out.
         for name, result in measure[part](suite):
-            merge(file, {name: result}, what="`make gpu-check`: what needs a GPU, compared with peers in the same run")
+            merge(file, name, result, what="`make gpu-check`: what needs a GPU, compared with peers in the same run")
             say(f"{name}: done, in {file}")
     except (UserError, subprocess.SubprocessError) as error:
         say(f"{part}: {error}")
@@ -97,7 +97,7 @@ def passes(part: str, arguments: argparse.Namespace) -> bool:
 
 def advice(out: Path) -> Iterator[str]:
     """Derive two constants of the code from the figures: whether steps are compiled, and the planner's MFU."""
-    from benchmarks.suite import device_name
+    from benchmarks.bench import device_name
     from dist_transformer.config.plain import read_json
     from dist_transformer.cost.hardware import GPUS
 
@@ -150,10 +150,8 @@ def run_tests(seconds: float) -> Results:
         None,
         what="tests marked gpu",
         command=f"python -m pytest -q -m gpu {' '.join(places)}",
-        seeds=[],
         wall_seconds=round(time.monotonic() - started, 1),
         figures={"outcome": outcome},
-        rows=[],
     )
     yield "tests", result
 
@@ -184,11 +182,11 @@ def _training(suite: Any, *, peers: Sequence[str]) -> Results:
 
 
 def measure_decoding(suite: Any) -> Results:
-    yield from _decoding(suite, "decode", peers=[])
+    yield from _decoding(suite, "decode", peers=["ours"])
 
 
 def _decoding(suite: Any, name: str, *, peers: Sequence[str]) -> Results:
-    model = suite.model("base", minutes=_MINUTES, flags=_brief())
+    model = suite.model("base", minutes=_MINUTES, flags=_BRIEF)
     # Many sentences, because few leave slots idle; `generate` may take a minute for them.
     flags = ["--model", model, *suite.test_set("newstest2014"), "--sentences", 2000, "--rounds", 2]
     yield name, suite.measure(name, "decode", *flags, "--peers", *peers)
@@ -199,20 +197,21 @@ def measure_peers(suite: Any) -> Results:
     yield from _decoding(suite, "decode-peers", peers=["generate", "ctranslate2"])
 
 
-def _brief() -> list[object]:
-    from benchmarks.suite import brief_schedule
-
-    return [*brief_schedule(), "--batch.packs-per-micro-batch", 64]
+# The paper's warm-up takes longer than a training of minutes.
+_BRIEF = [
+    *("--optimizer.schedule", "inverse_sqrt", "--optimizer.peak-lr", 7e-4, "--optimizer.warmup-steps", 1000),
+    *("--batch.packs-per-micro-batch", 64),
+]
 
 
 def measure_bleu(suite: Any) -> Results:
     """Score a model after a short training on little text: this shows that all parts learn, and no more."""
     from dist_transformer.config.plain import read_json
 
-    model = suite.model("base", minutes=_MINUTES, flags=_brief())
+    model = suite.model("base", minutes=_MINUTES, flags=_BRIEF)
     yield "learning", read_json(suite.work / f"learn-base-{_MINUTES}.json")
     for name in ("newstest2014", "test_2016_flickr"):
-        command = ["decode", "--model", model, *suite.test_set(name), "--peers", "--rounds", 1]
+        command = ["decode", "--model", model, *suite.test_set(name), "--peers", "ours", "--rounds", 1]
         result = suite.measure(f"bleu-{name}", *command)
         yield f"bleu-{name}", {**result, "rows": []}
 
@@ -226,5 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, default=Path("runs/gpu-check"), help="for data folder and models (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the result (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/speed"), help="folder of the result (default: %(default)s)"
+    )
     return parser.parse_args()

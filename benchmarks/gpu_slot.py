@@ -1,4 +1,4 @@
-"""Fifteen minutes on a GPU: check first what no other machine can show; write results/gpu-slot-DEVICE.json.
+"""Fifteen minutes on a GPU: check first what no other machine can show; write results/speed/gpu-slot-DEVICE.json.
 
     1  card       clocks, temperature, errors, bf16 products, copies
        steps      a step of big at 3.5k to 28k tokens, compiled or not
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ROOT, Measure, result_of, write_result
+from benchmarks.measure import ROOT, result_of, spread, write_result
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.config.plain import read_json
 
@@ -96,7 +96,7 @@ def train(flags: list[str]) -> None:
 
 def passes(name: str, arguments: argparse.Namespace) -> bool:
     """Run a check in a process of its own, write its figures as they come, and return whether it passes."""
-    from benchmarks.suite import device_name
+    from benchmarks.bench import device_name
 
     check, started = CHECKS[name], time.monotonic()
     file = arguments.out / f"gpu-slot-{device_name()}.json"
@@ -117,7 +117,6 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
             seeds=[0],
             wall_seconds=round(sum(each["seconds"] for each in {**before, name: found}.values()), 1),
             figures={**before, name: found},
-            rows=[],
         )
         write_result(file, result)
 
@@ -214,7 +213,7 @@ def measure_steps(work: Path) -> Figures:
                 rates = [tokens * _rate(functools.partial(train_step, engine, [batch]), times=4) for _ in range(3)]
                 figures = {
                     "target_tokens": tokens,
-                    "target_tokens_per_second": Measure(tuple(rates)).to_json(),
+                    "target_tokens_per_second": spread(rates),
                     "warm_up_seconds": warm,
                     "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
                 }
@@ -383,5 +382,5 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--part", nargs="*", type=int, choices=(1, 2), default=(1, 2), help="half (default: both)")
     parser.add_argument("--check", choices=CHECKS, help="measure this in this process, and print its figures")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/gpu-slot", help="for runs and logs")
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of the result")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/speed", help="folder of the result")
     return parser.parse_args()

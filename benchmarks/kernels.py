@@ -8,45 +8,61 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from benchmarks.measure import Measure
+from benchmarks.measure import Measured, Part, columns, say, spread
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model.loss import smoothed_cross_entropy
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 
 _SETS = 3
+_MEAN_LENGTHS = (13, 29)
+_REPEATS = 10
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class KernelBenchmark:
-    preset: str
-    vocab_size: int
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelBenchmark(Part):
+    """The kernels of a training step on a GPU, each alone."""
+
+    preset: str = "big"
+    """Model."""
+    vocab_size: int = 37_000
+    """Size of the vocabulary."""
     tokens: int = 25_088
-    mean_lengths: tuple[int, ...] = (13, 29)
-    repeats: int = 10
+    """Tokens at once."""
+
+    def measure(self) -> Measured:
+        with process_group(World(), single=True) as device:
+            figures = {"preset": self.preset, **run_kernel_benchmark(self, device)}
+        return Measured(
+            what="the kernels of a training step, each alone, forward and backward; medians",
+            figures=figures,
+            table=kernel_table(figures),
+            seeds=[1],
+        )
 
 
-def run_kernel_benchmark(
-    settings: KernelBenchmark, device: torch.device, report: Callable[[str], None]
-) -> dict[str, Any]:
+def run_kernel_benchmark(settings: KernelBenchmark, device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         raise UserError("kernels cannot be measured here, because there is no GPU: run it on a machine with one")
     torch.manual_seed(1)
     config = dataclasses.replace(PRESETS[settings.preset].model, vocab_size=settings.vocab_size)
     found: dict[str, dict[str, Any]] = {}
-    for name, make in _works(config, settings, device).items():
-        found[name] = _time(make, settings.repeats)
-        report(f"{name}: {found[name]['milliseconds']['median']:.3f} ms")
+    for name, make in _works(config, settings.tokens, device).items():
+        found[name] = _time(make)
+        say(f"{name}: {found[name]['milliseconds']['median']:.3f} ms")
         torch.cuda.empty_cache()
     return {"unit": "milliseconds", "tokens": settings.tokens, "width": config.width, "kernels": found}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     run: Callable[[], object]
     operations: float = 0.0
@@ -54,8 +70,8 @@ class Work:
     """Lower bound: each input read once, each output written once."""
 
 
-def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device) -> dict[str, Callable[[], Work]]:
-    tokens, width, ffn, vocabulary = settings.tokens, config.width, config.ffn_width, config.vocab_size
+def _works(config: ModelConfig, tokens: int, device: torch.device) -> dict[str, Callable[[], Work]]:
+    width, ffn, vocabulary = config.width, config.ffn_width, config.vocab_size
     works: dict[str, Callable[[], Work]] = {
         "copy of 1 GiB": lambda: _copy(device),
         "products of qkv": lambda: _product(tokens, width, 3 * width, device),
@@ -66,7 +82,7 @@ def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device)
         "loss, eager": lambda: _loss(config, tokens, device, compiled=False),
         "loss, compiled": lambda: _loss(config, tokens, device, compiled=True),
     }
-    for mean in settings.mean_lengths:
+    for mean in _MEAN_LENGTHS:
         for kernel in ("packed", "varlen"):
             works[f"attention ({kernel}), {mean} tokens per sentence"] = functools.partial(
                 _attention, config, tokens, mean, device, kernel=kernel
@@ -74,13 +90,13 @@ def _works(config: ModelConfig, settings: KernelBenchmark, device: torch.device)
     return works
 
 
-def _time(make: Callable[[], Work], repeats: int) -> dict[str, Any]:
+def _time(make: Callable[[], Work]) -> dict[str, Any]:
     """Time a kernel, with its backward pass if it has one; the median over turns through the sets of inputs."""
     works = [make() for _ in range(_SETS)]
     for work in works:
         work.run()
     times = []
-    for work in itertools.islice(itertools.cycle(works), repeats):
+    for work in itertools.islice(itertools.cycle(works), _REPEATS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         start.record()
@@ -89,7 +105,7 @@ def _time(make: Callable[[], Work], repeats: int) -> dict[str, Any]:
         stop.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) / 5)
-    found: dict[str, Any] = {"milliseconds": Measure(tuple(times)).to_json()}
+    found: dict[str, Any] = {"milliseconds": spread(times)}
     seconds = found["milliseconds"]["median"] / 1e3
     if works[0].operations:
         found["tera_operations_per_second"] = works[0].operations / seconds / 1e12
@@ -165,12 +181,9 @@ def sentence_lengths(tokens: int, mean: int) -> Sequence[int]:
 
 def kernel_table(figures: dict[str, Any]) -> str:
     """Format the figures in lines of at most 80 characters."""
-    lines = [f"{'':38} {'ms':>8} {'TFLOP/s':>8} {'TB/s':>6}"]
+    rows = [("", "ms", "TFLOP/s", "TB/s")]
     for name, kernel in figures["kernels"].items():
-        operations = kernel.get("tera_operations_per_second")
-        moved = kernel.get("terabytes_per_second")
-        lines.append(
-            f"{name:38} {kernel['milliseconds']['median']:8.3f} {f'{operations:.0f}' if operations else '':>8} "
-            f"{f'{moved:.2f}' if moved else '':>6}"
-        )
-    return "\n".join(lines)
+        operations, moved = kernel.get("tera_operations_per_second"), kernel.get("terabytes_per_second")
+        milliseconds = f"{kernel['milliseconds']['median']:.3f}"
+        rows.append((name, milliseconds, f"{operations:.0f}" if operations else "", f"{moved:.2f}" if moved else ""))
+    return "\n".join(columns(rows))

@@ -1,4 +1,4 @@
-"""Rates of several pieces of work, measured in turns, and the result file that keeps them.
+"""Rates of several pieces of work, measured in turns; the parts of `tools/benchmark.py`; the result file of a part.
 
 Turns make the comparison fair: other work that slows the machine down for a while affects all of them.
 """
@@ -11,16 +11,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dist_transformer.base.errors import UserError, exit_on_user_error
+from dist_transformer.base.files import write_file
+from dist_transformer.config.command_line import Page, parse
+from dist_transformer.config.flags import parse_training
+from dist_transformer.config.schema import setting, settings_of, values_of
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.run.environment import describe_environment
-from dist_transformer.runtime.launch import RANK_VARIABLES
+from dist_transformer.runtime.launch import without_place
 
 if TYPE_CHECKING:
     import torch
@@ -35,23 +39,94 @@ ROOT = Path(__file__).resolve().parents[1]
 """Root of the clone, whose package is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """Repeated values of one figure."""
+Settings = TypeVar("Settings")
 
-    values: tuple[float, ...]
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
+def read_flags(kind: type[Settings], words: Sequence[str] | None = None) -> Settings:
+    """Read settings from flags, and flags of training after `--`; the help begins with the module's docstring."""
+    words = sys.argv[1:] if words is None else words
+    end = words.index("--") if "--" in words else len(words)
+    settings: Any = parse(kind, Page(text=sys.modules[kind.__module__].__doc__, taken=()), words=words[:end])
+    if end < len(words):
+        if not hasattr(settings, "flags"):
+            raise UserError(f"nothing is trained with {' '.join(words[end:])}: leave it out")
+        settings = replace(settings, flags=tuple(words[end + 1 :]))
+    return cast(Settings, settings)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "median": self.median,
-            "lowest": min(self.values),
-            "highest": max(self.values),
-            "values": list(self.values),
-        }
+
+def require_known(flag: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UserError(f"{flag} {name} is unknown: choose among {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of `tools/benchmark.py`, whose fields are its flags."""
+
+    json: Path | None = None
+    """Result file, besides the printed table."""
+
+    def measure(self) -> "Measured | None":
+        """Measure. The result is on rank 0; other ranks return None."""
+        raise NotImplementedError
+
+    def words(self) -> list[str]:
+        """Write its flags as a result has them, with names in place of the folders and files of this machine."""
+        words, values = list[str](), values_of(self)
+        for each in settings_of(type(self)):
+            value = values[each.name]
+            if each.name == "json" or value is None or value is False:
+                continue
+            if each.name == "data" or Path in each.kinds:
+                words += [each.flag, each.name.upper()]
+            elif isinstance(value, tuple):
+                words += [each.flag, *map(str, value)]
+            else:
+                words.append(each.flag if value is True else f"{each.flag}={value}")
+        return words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPart(Part):
+    """A part that trains on a data folder. Flags of `dist-transformer train` come after `--`."""
+
+    data: str
+    """Data folder."""
+    preset: str = "tiny"
+    """Model and batch."""
+    flags: tuple[str, ...] = setting(default=(), python_only=True)
+
+    def config(self) -> TrainConfig:
+        """Apply the flags of training to the preset."""
+        return parse_training(["--preset", self.preset, "--data", self.data, "--run-dir", "unused", *self.flags])[0]
+
+    def words(self) -> list[str]:
+        # super() does not know the class in a dataclass with slots.
+        return [*Part.words(self), *(["--", *self.flags] if self.flags else [])]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Figures of a part, and what its result file needs besides them."""
+
+    what: str
+    figures: dict[str, Any]
+    table: str | None = None
+    rows: Sequence[dict[str, Any]] = ()
+    text: "DataIndex | ModelInfo | None" = None
+    """Index of the data folder or model that names the corpus."""
+    seeds: Sequence[int] = ()
+    wall_seconds: float | None = None
+    """Time of a measurement in several calls, if it is not that of this one."""
+    flaw: str | None = None
+    """Reason why the figures are wrong, if they are."""
+
+
+def spread(values: Iterable[float]) -> dict[str, Any]:
+    """Summarise the repeated values of one figure."""
+    found = list(values)
+    return {"median": statistics.median(found), "lowest": min(found), "highest": max(found), "values": found}
 
 
 def now(device: "torch.device | None" = None) -> float:
@@ -80,9 +155,7 @@ def rate(work: Iterator[int], seconds: float) -> float:
     return units / elapsed
 
 
-def measure_rates(
-    works: Mapping[str, Iterator[int]], *, seconds: float, repeats: int, report: Callable[[str], None]
-) -> dict[str, Measure]:
+def measure_rates(works: Mapping[str, Iterator[int]], *, seconds: float, repeats: int) -> dict[str, dict[str, Any]]:
     """Measure the rates of endless pieces of work, in `repeats` rounds of `seconds` each."""
     for work in works.values():
         rate(work, _WARM_UP * seconds)
@@ -90,40 +163,32 @@ def measure_rates(
     for number in range(repeats):
         for name, work in works.items():
             values[name].append(rate(work, seconds))
-        report(f"round {number + 1} of {repeats}")
-    return {name: Measure(tuple(rates)) for name, rates in values.items()}
+        say(f"round {number + 1} of {repeats}")
+    return {name: spread(rates) for name, rates in values.items()}
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch, Arrow and tokenizers to one thread inside the context."""
-    import pyarrow as pa
-    import torch
+def measure_apart(
+    measure: Callable[[dict[str, Any]], dict[str, float]],
+    request: dict[str, Any],
+    *,
+    failure: str,
+    remedy: str,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, float]:
+    """Run a function of a module in a separate process, and return its answer to a request.
 
-    name = "TOKENIZERS_PARALLELISM"
-    before = (torch.get_num_threads(), pa.cpu_count(), os.environ.get(name))
-    torch.set_num_threads(1)
-    pa.set_cpu_count(1)
-    # tokenizers reads the environment at each call.
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        pa.set_cpu_count(before[1])
-        if before[2] is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before[2]
-
-
-def measure_apart(module: str, request: dict[str, Any], *, failure: str, remedy: str) -> dict[str, float]:
-    """Run a module that calls `answer` in a separate process, and return its answer to a request."""
-    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    Args:
+        variables: of the process's environment.
+    """
+    environment = {**without_place(os.environ), **(variables or {})}
     # Measure the clone, not an installed package.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+    # The name of a module that runs as a program is __main__.
+    name, spec = measure.__name__, sys.modules[measure.__module__].__spec__
+    assert spec is not None
+    program = f"from benchmarks.measure import answer; from {spec.name} import {name}; answer({name})"
     done = subprocess.run(
-        [sys.executable, "-m", module, json.dumps(request)],
+        [sys.executable, "-c", program, json.dumps(request)],
         capture_output=True,
         text=True,
         env=environment,
@@ -138,21 +203,21 @@ def measure_apart(module: str, request: dict[str, Any], *, failure: str, remedy:
     return found
 
 
-def check_counts(settings: object, **least: int) -> None:
-    """Check that numbers of a benchmark's settings are not below a minimum, given by field name.
-
-    Raises:
-        UserError: a number is too small; the message names its flag.
-    """
-    for name, smallest in least.items():
-        if getattr(settings, name) < smallest:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} is {getattr(settings, name)}: it must be {smallest} or more")
-
-
 def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
-    """Measure the request on the command line and print the answer, in a module that `measure_apart` runs."""
+    """Measure the request on the command line and print the answer."""
     exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))
+
+
+def children_seconds() -> float:
+    """Return the CPU time of the children that have ended, and of theirs."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align the cells of rows: the first to the left, the others to the right."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
 
 
 def resident_mib(field: str, process: int | str = "self") -> float:
@@ -166,16 +231,9 @@ def resident_mib(field: str, process: int | str = "self") -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
-def who_can_run(needs: Mapping[str, Sequence[str]], report: Callable[[str], None]) -> list[str]:
-    """List the names whose packages are all installed, and report the others."""
-    found = []
-    for name, packages in needs.items():
-        missing = [package for package in packages if importlib.util.find_spec(package) is None]
-        if missing:
-            report(f"left out, because {', '.join(missing)} is not installed: {name}")
-        else:
-            found.append(name)
-    return found
+def missing_packages(names: Iterable[str]) -> str:
+    """List the packages that are not installed, or return an empty text."""
+    return ", ".join(name for name in names if importlib.util.find_spec(name) is None)
 
 
 def vector_units(flags: Iterable[str] | None = None) -> str:
@@ -193,11 +251,11 @@ def result_of(
     index: "DataIndex | ModelInfo | None",
     *,
     what: str,
-    command: str,
-    seeds: Sequence[int],
-    wall_seconds: float,
+    command: str | Sequence[str],
     figures: dict[str, Any],
-    rows: Sequence[dict[str, Any]],
+    wall_seconds: float,
+    seeds: Sequence[int] = (),
+    rows: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Make a result in the layout of tools/results_table.py.
 
@@ -217,7 +275,7 @@ def result_of(
         "synthetic": index.synthetic if index else True,
         "date": datetime.date.today().isoformat(),
         "machine": form.format(**machine),
-        "commands": [command],
+        "commands": [command] if isinstance(command, str) else [*command],
         "seeds": list(seeds),
         "wall_seconds": wall_seconds,
         "figures": figures,
@@ -227,9 +285,9 @@ def result_of(
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result file whole: a reader finds the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): choose another --json") from None
+    write_file(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def say(line: str) -> None:
+    """Report progress, on standard error."""
+    print(line, file=sys.stderr, flush=True)

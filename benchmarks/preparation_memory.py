@@ -1,16 +1,17 @@
-"""Peak memory of preparing a text and of preparing ten times as much, each measured in a separate process."""
+"""Peak memory of preparing a text and of preparing ten times as much, each measured in a separate process.
+
+A module of its own: the measured process loads what `prepare` loads, and no more.
+"""
 
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import answer, measure_apart, resident_mib
+from benchmarks.measure import measure_apart, resident_mib
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.pairs import LineFiles
-
-TIMES = 10
 
 
 def measure_preparation_memory(files: tuple[Path, Path], tokenizer: Path, scratch: Path) -> dict[str, dict[str, float]]:
@@ -20,17 +21,16 @@ def measure_preparation_memory(files: tuple[Path, Path], tokenizer: Path, scratc
     """
     longer = scratch / "longer.source", scratch / "longer.target"
     for file, copy in zip(files, longer, strict=True):
-        copy.write_bytes(b"")
-        for _ in range(TIMES):
-            with file.open("rb") as text, copy.open("ab") as end:
-                shutil.copyfileobj(text, end)
+        with copy.open("wb") as end:
+            for _ in range(10):
+                with file.open("rb") as text:
+                    shutil.copyfileobj(text, end)
     found = {}
-    for name, (source, target) in {"1x": files, f"{TIMES}x": longer}.items():
+    for name, (source, target) in {"1x": files, "10x": longer}.items():
         out = scratch / f"memory-{name}"
         request = {"source": str(source), "target": str(target), "tokenizer": str(tokenizer), "out": str(out)}
-        found[name] = measure_apart(
-            __name__, request, failure="a preparation failed", remedy="lower --memory-pairs, or set TMPDIR"
-        )
+        remedy = "lower --memory-pairs, or set TMPDIR"
+        found[name] = measure_apart(prepare_text, request, failure="a preparation failed", remedy=remedy)
         shutil.rmtree(out)
     return found
 
@@ -54,7 +54,3 @@ def prepare_text(request: dict[str, Any]) -> dict[str, float]:
         "peak_mib": resident_mib("VmHWM"),
         "before_mib": before,
     }
-
-
-if __name__ == "__main__":
-    answer(prepare_text)

@@ -1,9 +1,9 @@
-"""Rewrite the tables in README.md and docs/: results from results/*.json, costs of training, flags of other toolkits.
+"""Rewrite the tables in README.md and docs/: results from results/*/*.json, costs of training, flags of other toolkits.
 
 A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is one of TABLES for
 the rows of all files that belong to it, `highlights` for the few results that README.md shows, `costs` for
-dist_transformer/cost/costs.py, or one of benchmarks/foreign_flags.py. With --check nothing is written, and the exit
-status is 1 if pages and their sources differ. A result file is one JSON object:
+dist_transformer/cost/costs.py, or `missing` or a toolkit of dist_transformer/config/foreign_flags.toml. With --check
+nothing is written, and the exit status is 1 if pages and their sources differ. A result file is one JSON object:
 
     what           what was run and what it shows, in one or two sentences
     corpus         the corpus and its languages
@@ -22,19 +22,20 @@ and links the file.
 """
 
 import argparse
-import datetime
 import re
 import sys
-from collections.abc import Sequence
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.foreign_flags import foreign_tables
+from benchmarks.measure import ROOT
+from benchmarks.rows import markdown_line, markdown_table
 from dist_transformer.base.errors import UserError
+from dist_transformer.config import wrong_names
 from dist_transformer.config.plain import read_json
 from dist_transformer.cost.costs import cost_table
 
-_ROOT = Path(__file__).resolve().parents[1]
+RESULTS = sorted((ROOT / "results").rglob("*.json"))
 _BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
@@ -57,8 +58,6 @@ TABLES: dict[str, tuple[str, ...]] = {
 }
 """Columns of the tables by their names, without the last."""
 _MEASURED = "measured on"
-_LONGEST_CELL = 90
-_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
 class Highlight(NamedTuple):
@@ -76,12 +75,12 @@ _TRAINING_ON_A_CPU = (
 # At most eight: README.md answers a newcomer's first questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
     Highlight(
-        "multi30k_rdrop.json",
+        "quality/multi30k-rdrop.json",
         "Multi30k, English to German, with R-Drop",
         "{figures[mean][bleu_tokenized]:.1f} BLEU, mean of three seeds; published: {figures[published_tokenized]:.2f}",
     ),
     Highlight(
-        "race-cpu-amd-epyc-avx512-bf16.json",
+        "speed/race-cpu-amd-epyc-avx-512-bf16.json",
         "CPU seconds to {figures[goals][1]} BLEU, captions",
         "{figures[toolkits][ours][cpu_seconds_to_bleu][bleu_20][median]:,.0f}; compiled MarianMTModel "
         "{figures[toolkits][compiled][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
@@ -90,15 +89,17 @@ HIGHLIGHTS = [
         "Marian {figures[toolkits][marian][cpu_seconds_to_bleu][bleu_20][median]:,.0f}",
     ),
     Highlight(
-        "gpu-check-h100.json",
+        "speed/gpu-check-h100.json",
         "`big` on one GPU",
         "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding: "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
-    Highlight("bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
-    Highlight("bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
+    Highlight("speed/bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
     Highlight(
-        "decode-width512.json",
+        "speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU
+    ),
+    Highlight(
+        "speed/decode-width512.json",
         "Decoding on a CPU, width {figures[width]}, sentences per CPU second",
         "{figures[contenders][ours_int8][sentences_per_second][median]:,.0f} in int8, "
         "{figures[contenders][ours_bf16][sentences_per_second][median]:,.0f} in bf16; CTranslate2 "
@@ -106,68 +107,76 @@ HIGHLIGHTS = [
         "{figures[contenders][generate][sentences_per_second][median]:,.0f}",
     ),
     Highlight(
-        "faults.json",
+        "faults/faults.json",
         "{figures[faults]:,} injected faults",
         "{figures[passed]:,} runs resumed exactly, or stopped with one clear sentence",
     ),
     Highlight(
-        "export.json",
+        "quality/export.json",
         "One model in three programs",
         "{figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers, "
         "{figures[ctranslate2][bleu]:.2f} in CTranslate2",
     ),
 ]
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "what": str,
-    "corpus": str,
-    "synthetic": bool,
-    "date": str,
-    "machine": str,
-    "commands": list,
-    "seeds": list,
-    "wall_seconds": (int, float, type(None)),
-    "figures": dict,
-    "rows": list,
-}
+_FIELDS = (
+    *("what", "corpus", "synthetic", "date", "machine"),
+    *("commands", "seeds", "wall_seconds", "figures", "rows"),
+)
 _PROCESSOR = re.compile(r"\bcores? of (?:an? )?(?P<name>[^,;]+)")
 _GPU = re.compile(r"\bGPUs: (?!none\b)(?P<name>[^,;]+)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 # Digits inside a name are not a figure: test_2016_flickr, 13a, bf16, ZeRO-1, Multi30k.
 _NUMBER = re.compile(r"(?<![\w-])[0-9][0-9.,]*(?![\w-])")
+_FOREIGN_FLAGS = Path(wrong_names.__file__).with_name("foreign_flags.toml")
+# A flag, with its value where that is no English word; a word of vocabularies; a variable of the environment.
+_CODE = re.compile(r"--[a-z][\w.-]*\w( (?=\S*[A-Z\d_])[\w.-]*\w)?|<unk>|\b[A-Z]+(_[A-Z]+)+=?")
+
+
+class Toolkit(NamedTuple):
+    """A toolkit of the page: the name of its table, its heading, and whether it has settings rather than flags."""
+
+    table: str
+    heading: str
+    settings: bool
+
+
+TOOLKITS = {
+    "f": Toolkit("fairseq", "fairseq", settings=False),
+    "m": Toolkit("marian", "Marian", settings=False),
+    "o": Toolkit("opennmt", "OpenNMT-py, Eole", settings=True),
+    "t": Toolkit("transformers", "transformers", settings=True),
+}
+"""Toolkits by their letters in the file."""
 
 
 def main() -> None:
     arguments = parse_arguments()
-    pages = read_pages(_ROOT)
-    results = _ROOT / "results"
-    tables = {"highlights": make_highlights(results), "costs": cost_table(), **foreign_tables(), **make_tables(results)}
+    pages = read_pages()
+    tables = {"highlights": make_highlights(), "costs": cost_table(), **foreign_tables(), **make_tables()}
     wanted = fill_pages(pages, tables)
     changed = [name for name in pages if wanted[name] != pages[name]]
     if arguments.check and changed:
         raise UserError(f"{', '.join(changed)} differ from what they are made of: run tools/results_table.py")
     for name in changed:
-        (_ROOT / name).write_text(wanted[name], encoding="utf-8")
+        (ROOT / name).write_text(wanted[name], encoding="utf-8")
         print(f"{name}: tables rewritten", file=sys.stderr)
 
 
-def read_pages(root: Path) -> dict[str, str]:
+def read_pages() -> dict[str, str]:
     """Read README.md and the pages of docs/, by their paths in the checkout."""
-    files = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    return {str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in files}
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
 
 
 def fill_pages(pages: dict[str, str], tables: dict[str, str]) -> dict[str, str]:
     """Return the pages with each marked part holding the table of its name.
 
     Raises:
-        UserError: a part has a name without a table, or no page has a part for one of the tables.
+        UserError: no page has a part for one of the tables.
     """
-    marked = [(page, block["name"]) for page, text in pages.items() for block in _BLOCK.finditer(text)]
-    for page, name in marked:
-        if name not in tables:
-            raise UserError(f"{page} marks a part {name!r}: choose one of {', '.join(tables)}")
-    if missing := tables.keys() - {name for _, name in marked}:
+    marked = {block["name"] for text in pages.values() for block in _BLOCK.finditer(text)}
+    if missing := tables.keys() - marked:
         raise UserError(
             f"no page has a part for the table {min(missing)!r}: put the two markers (--help) into README.md or docs/"
         )
@@ -177,97 +186,56 @@ def fill_pages(pages: dict[str, str], tables: dict[str, str]) -> dict[str, str]:
     }
 
 
-def make_tables(folder: Path) -> dict[str, str]:
-    """Make the Markdown tables of TABLES that have rows in the result files of a folder.
-
-    Raises:
-        UserError: a file does not follow the layout.
-    """
-    results = [(file, read_result(file)) for file in sorted(folder.glob("*.json"))]
+def make_tables() -> dict[str, str]:
+    """Make the Markdown tables of TABLES that have rows in the result files."""
+    results = [(file, read_result(file)) for file in RESULTS]
     results.sort(key=lambda pair: pair[1]["date"], reverse=True)
     lines: dict[str, list[str]] = {name: [] for name in TABLES}
     for file, result in results:
         for table, line in make_lines(file, result):
             lines[table].append(line)
-    return {name: "\n".join([*_head((*TABLES[name], _MEASURED)), *rows]) for name, rows in lines.items() if rows}
+    heads = {name: markdown_table((*TABLES[name], _MEASURED), ()) for name in TABLES}
+    return {name: "\n".join([heads[name], *rows]) for name, rows in lines.items() if rows}
 
 
-def _head(columns: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-
-
-def make_highlights(folder: Path) -> str:
-    """Make the Markdown table of HIGHLIGHTS from the result files of a folder.
-
-    Raises:
-        UserError: a file is missing or does not follow the layout.
-    """
-    lines = []
-    for file_name, what, template in HIGHLIGHTS:
-        file = folder / file_name
+def make_highlights() -> str:
+    """Make the Markdown table of HIGHLIGHTS."""
+    rows = []
+    for name, what, template in HIGHLIGHTS:
+        file = ROOT / "results" / name
         result = read_result(file)
-        link = f"[{measured_on(result)}]({folder.name}/{file_name})"
-        lines.append(_line([*(fill(text, result, file) for text in (what, template)), link]))
-    return "\n".join([*_head(("what", "result", _MEASURED)), *lines])
+        link = f"[{measured_on(result)}](results/{name})"
+        rows.append([*(fill(text, result, file) for text in (what, template)), link])
+    return markdown_table(("what", "result", _MEASURED), rows)
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """Read a result file and check it against the layout."""
+    """Read a result file and check its fields and rows against the layout."""
     result = read_json(file)
-    if wrong := sorted(result.keys() ^ _KINDS.keys()):
-        what = "misses" if wrong[0] in _KINDS else "has an unknown"
-        raise UserError(f"{file} {what} field {wrong[0]!r}: the layout is in tools/results_table.py --help")
-    for name, kind in _KINDS.items():
-        if not isinstance(result[name], kind):
-            raise UserError(f"{name} in {file} is {result[name]!r:.60}: the layout is in tools/results_table.py --help")
-    try:
-        datetime.date.fromisoformat(result["date"])
-    except ValueError:
-        raise UserError(f"date in {file} is {result['date']!r}: write it as 2026-01-31") from None
-    if _PROCESSOR.search(result["machine"]) is None:
-        raise UserError(f'machine in {file} is {result["machine"]!r}: begin it with "N cores of PROCESSOR,"')
+    if wrong := result.keys() ^ set(_FIELDS):
+        raise UserError(f"{file} has no or an unknown field {min(wrong)!r}: see tools/results_table.py --help")
     for row in result["rows"]:
-        if not isinstance(row, dict) or row.keys() != {"table", "cells"} or row["table"] not in TABLES:
-            raise UserError(f"{file}: a row must have cells, and a table among {', '.join(TABLES)}")
-        if len(row["cells"]) != len(TABLES[row["table"]]):
-            raise UserError(f"{file}: a row of {row['table']} must have {len(TABLES[row['table']])} cells")
+        if len(row["cells"]) != len(TABLES.get(row["table"], ())):
+            raise UserError(f"{file}: a row of {row['table']!r} has not the cells of a table in TABLES")
     return result
 
 
 def make_lines(file: Path, result: dict[str, Any]) -> list[tuple[str, str]]:
     """Make the table and the line of each row of a file."""
     # The table is in a page of docs/, so the link goes up one folder.
-    link = f"[{measured_on(result)}](../{file.parent.name}/{file.name})"
+    link = f"[{measured_on(result)}](../{'/'.join(file.parts[-3:])})"
     return [
-        (row["table"], _line([*(fill(text, result, file) for text in row["cells"]), link])) for row in result["rows"]
+        (row["table"], markdown_line([*(fill(text, result, file) for text in row["cells"]), link]))
+        for row in result["rows"]
     ]
 
 
-def _line(cells: Sequence[str]) -> str:
-    """Make a line of a table.
-
-    Raises:
-        UserError: a cell is too long to be read in a table.
-    """
-    for cell in cells:
-        if len(_LINK.sub(r"\1", cell)) > _LONGEST_CELL:
-            raise UserError(f"a cell of a table has more than {_LONGEST_CELL} characters: {cell}")
-    return f"| {' | '.join(cells)} |"
-
-
 def measured_on(result: dict[str, Any]) -> str:
-    """Name the processor of a result, whether other work used it, and the date."""
+    """Name the processor or GPU of a result, whether other work used it, and the date."""
     shared = ", shared" if "shared with other work" in result["machine"] else ""
-    return f"{processor_of(result)}{shared}, {result['date']}"
-
-
-def processor_of(result: dict[str, Any]) -> str:
-    """Name the processor of a result's machine, or its GPU."""
-    if gpu := _GPU.search(result["machine"]):
-        return gpu["name"]
-    match = _PROCESSOR.search(result["machine"])
-    assert match is not None
-    return match["name"]
+    match = _GPU.search(result["machine"]) or _PROCESSOR.search(result["machine"])
+    assert match is not None, f"machine does not begin with N cores of PROCESSOR: {result['machine']}"
+    return f"{match['name']}{shared}, {result['date']}"
 
 
 def fill(template: str, result: dict[str, Any], file: Path) -> str:
@@ -282,6 +250,37 @@ def fill(template: str, result: dict[str, Any], file: Path) -> str:
         return template.format_map(result)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"row {template!r:.200} in {file} cannot be filled ({error!r}): check the names") from None
+
+
+def foreign_tables() -> dict[str, str]:
+    """Make a Markdown table of each toolkit's names, and one of all names of what does not exist here."""
+    file = tomllib.loads(_FOREIGN_FLAGS.read_text("utf-8"))
+    tables = {}
+    for letter, toolkit in TOOLKITS.items():
+        rows = [(_names(names, letter, dashes=""), f"`{ours}`") for ours, names in file["commands"].items()]
+        for ours, names in file["flags"].items():
+            # The page says once that text becomes a folder of data.
+            remedy = ours.removesuffix(" | {data}").format(**file["phrases"])
+            remedy = _marked(remedy).replace(" | there", "; otherwise there").replace(" | ", ", or ")
+            rows.append((_names(names, letter), remedy))
+        tables[toolkit.table] = markdown_table((toolkit.heading, "here"), [row for row in rows if row[0]])
+    missing = [
+        (_names(names, "fmot"), _marked(f"{why[0].upper()}{why[1:]}.")) for why, names in file["missing"].items()
+    ]
+    return {**tables, "missing": markdown_table(("elsewhere", "here"), [row for row in missing if row[0]])}
+
+
+def _names(words: str, letters: str, *, dashes: str = "--") -> str:
+    """Write the names that toolkits of these letters have, in the form of the first that has it."""
+    written = []
+    for marks, _, name in (word.rpartition(":") for word in words.split()):
+        if found := [TOOLKITS[letter] for letter in letters if letter in marks]:
+            written.append(f"`{name.replace('-', '_')}`" if found[0].settings else f"`{dashes}{name}`")
+    return ", ".join(written)
+
+
+def _marked(text: str) -> str:
+    return _CODE.sub(r"`\g<0>`", text)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """Rows of result files, for the tables of `benchmarks/results_table.py`: texts with placeholders for figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -16,6 +16,14 @@ _WAITS = {
     "the first step of tiny": "the first step of `tiny`",
     "demo": "the end of `demo`",
 }
+
+
+def markdown_line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join([markdown_line(columns), f"|{'---|' * len(columns)}", *map(markdown_line, rows)])
 
 
 def row(table: str, *cells: str) -> Row:

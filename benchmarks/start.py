@@ -9,12 +9,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure import ROOT, Measure, check_counts, resident_mib
+from benchmarks.measure import ROOT, Measured, Part, columns, resident_mib, say, spread
+from benchmarks.rows import start_rows
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import COMMANDS
 
@@ -33,13 +33,22 @@ WAITS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartBenchmark:
-    rounds: int
-    demo: bool
-    """Whether the whole of `dist-transformer demo` is timed too, once."""
+class StartBenchmark(Part):
+    """Time that a user waits before a command answers."""
 
-    def __post_init__(self) -> None:
-        check_counts(self, rounds=1)
+    rounds: int = 5
+    """Rounds; medians are reported."""
+    demo: bool = False
+    """Also time the whole demo, once."""
+
+    def measure(self) -> Measured:
+        figures = run_start_benchmark(self)
+        return Measured(
+            what="seconds until a command answers, CPU seconds and peak memory of one process; medians of rounds",
+            figures=figures,
+            table=start_table(figures),
+            rows=start_rows([*figures["waits"]]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Wait:
     """Memory of its first process."""
 
 
-def run_start_benchmark(settings: StartBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
+def run_start_benchmark(settings: StartBenchmark) -> dict[str, Any]:
     """Measure all waits in a new folder, with data and a model of synthetic text."""
     found: dict[str, list[Wait]] = {name: [] for name in (*WAITS, FIRST_STEP)}
     with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as folder:
@@ -61,14 +70,14 @@ def run_start_benchmark(settings: StartBenchmark, report: Callable[[str], None])
             for name, words in WAITS.items():
                 found[name].append(wait_for(words, folder))
             found[FIRST_STEP].append(wait_for((*_PROGRAM, *_RUN, f"run{number}"), folder, until="step 1"))
-            report(f"round {number + 1} of {settings.rounds}")
+            say(f"round {number + 1} of {settings.rounds}")
         if settings.demo:
             found[DEMO] = [wait_for((*_PROGRAM, "demo"), folder)]
     return {
         "waits": {
             name: {
-                "seconds": Measure(tuple(wait.seconds for wait in waits)).to_json(),
-                "cpu_seconds": Measure(tuple(wait.cpu_seconds for wait in waits)).to_json(),
+                "seconds": spread(wait.seconds for wait in waits),
+                "cpu_seconds": spread(wait.cpu_seconds for wait in waits),
                 "peak_mib": max(wait.peak_mib for wait in waits),
             }
             for name, waits in found.items()
@@ -127,12 +136,8 @@ def wait_for(words: tuple[str, ...], folder: str, *, until: str | None = None) -
 
 
 def start_table(figures: dict[str, Any]) -> str:
-    width = max(map(len, figures["waits"]))
-    return "\n".join(
-        [f"{'':{width}}  seconds  CPU seconds     MiB"]
-        + [
-            f"{name:{width}}  {wait['seconds']['median']:7.2f}  {wait['cpu_seconds']['median']:11.2f}  "
-            f"{wait['peak_mib']:6,.0f}"
-            for name, wait in figures["waits"].items()
-        ]
-    )
+    rows = [("", "seconds", "CPU seconds", "MiB")]
+    for name, wait in figures["waits"].items():
+        seconds, cpu_seconds = (f"{wait[kind]['median']:.2f}" for kind in ("seconds", "cpu_seconds"))
+        rows.append((name, seconds, cpu_seconds, f"{wait['peak_mib']:,.0f}"))
+    return "\n".join(columns(rows))

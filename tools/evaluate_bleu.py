@@ -1,10 +1,6 @@
 """`dist_transformer/cli/evaluate.py` as a script."""
 
 if __name__ == "__main__":
-    import _start  # noqa: F401
+    from _start import run
 
-from dist_transformer.base.errors import exit_on_user_error
-from dist_transformer.cli.evaluate import main
-
-if __name__ == "__main__":
-    exit_on_user_error(main)
+    run("dist_transformer.cli.evaluate")

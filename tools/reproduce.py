@@ -1,10 +1,6 @@
 """`benchmarks/studies/reproduce.py` as a script."""
 
 if __name__ == "__main__":
-    import _start  # noqa: F401
+    from _start import run
 
-from benchmarks.studies.reproduce import main
-from dist_transformer.base.errors import exit_on_user_error
-
-if __name__ == "__main__":
-    exit_on_user_error(main)
+    run("benchmarks.studies.reproduce")

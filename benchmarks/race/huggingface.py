@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from transformers import MarianMTModel
 
 from benchmarks.race.lane import LARGEST
-from benchmarks.training.contenders import Contender
 from benchmarks.training.peers import PaddedContender, TrainerContender, in_bf16, marian_logits
 from benchmarks.training.text import TextSample
 from dist_transformer.base.files import whole_path, write_file
@@ -39,7 +38,7 @@ def main(way: str, lane: Path, tokens: float) -> None:
     # The first weights are its own.
     marian: torch.nn.Module = MarianMTModel(marian_model(Transformer(config.model)).config)
     sample = TextSample(data.train, pairs=data.train.info.pairs, longest=LARGEST, seed=1)
-    contender: Contender
+    contender: TrainerContender | PaddedContender
     if way == "trainer":
         pairs = round(tokens / float(sample.sizes[:, 1].mean()))
         contender = TrainerContender(marian, sample, config, pairs=pairs)

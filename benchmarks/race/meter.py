@@ -5,30 +5,25 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from benchmarks.measure import children_seconds
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import leaving_at_sigterm
 
-_TICK = os.sysconf("SC_CLK_TCK")
 _PAUSE, _PAUSE_OF_MEMORY = 0.1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    cpu_seconds: float
-    wall_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Resources that a command used up to its end."""
+    """Time that a command used."""
 
     cpu_seconds: float
     wall_seconds: float
-    peak_mib: float
-    """Most memory of all of its processes together, read once per second; pages that several share count once."""
 
 
 def run_metered(
@@ -37,8 +32,10 @@ def run_metered(
     log: Path,
     environment: Mapping[str, str],
     watch: Callable[[Callable[[], Reading]], object],
-) -> Usage:
-    """Run a command in a session of its own.
+) -> tuple[Reading, float]:
+    """Run a command in a session of its own; return what it used, and its peak MiB.
+
+    The peak is that of all of its processes together, read once per second; pages that several share count once.
 
     Args:
         log: gets its output.
@@ -49,7 +46,7 @@ def run_metered(
     """
     started, peak, next_memory = time.monotonic(), 0.0, 0.0
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = psutil.Popen(
             [*command],
             stdout=output,
             stderr=output,
@@ -59,66 +56,46 @@ def run_metered(
         )
 
     def read() -> Reading:
-        return Reading(_cpu_seconds(process.pid), time.monotonic() - started)
+        return Reading(_sum(process, _cpu_seconds), time.monotonic() - started)
 
-    before = _children_seconds()
+    before = children_seconds()
     try:
         with leaving_at_sigterm():
             while process.poll() is None:
                 watch(read)
                 if time.monotonic() >= next_memory:
-                    peak, next_memory = max(peak, _mib(process.pid)), time.monotonic() + _PAUSE_OF_MEMORY
+                    peak, next_memory = max(peak, _sum(process, _mib)), time.monotonic() + _PAUSE_OF_MEMORY
                 time.sleep(_PAUSE)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    usage = Usage(_children_seconds() - before, time.monotonic() - started, peak)
-    watch(lambda: Reading(usage.cpu_seconds, usage.wall_seconds))
+    usage = Reading(children_seconds() - before, time.monotonic() - started)
+    watch(lambda: usage)
     if process.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it printed nothing"]
         raise UserError(
             f"{command[0]} ended with status {process.returncode}: {lines[-1]}; all of its output is in {log}"
         )
-    return usage
+    return usage, peak
 
 
-def _children_seconds() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
+def _sum(process: psutil.Process, figure: Callable[[psutil.Process], float]) -> float:
+    """Sum a figure of a process and of all that it started."""
+    total = 0.0
+    # A process that has ended has no figures.
+    with suppress(psutil.Error):
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += figure(each)
+    return total
 
 
-def _session(leader: int) -> list[Path]:
-    """List the processes of a session, in /proc."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            fields = _fields(folder)
-            if fields and int(fields[3]) == leader:
-                found.append(folder)
-    return found
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Return its time, and that of the processes that it has waited for."""
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def _fields(folder: Path) -> list[str]:
-    """Read a process's fields from the third on, or nothing if it has ended."""
-    try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _cpu_seconds(leader: int) -> float:
-    """Sum the time of a session's processes, and of those that ended and were waited for."""
-    fields = [_fields(folder) for folder in _session(leader)]
-    return sum(sum(map(int, one[11:15])) for one in fields if one) / _TICK
-
-
-def _mib(leader: int) -> float:
-    total = 0
-    for folder in _session(leader):
-        try:
-            lines = (folder / "smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+def _mib(process: psutil.Process) -> float:
+    return float(process.memory_full_info().pss / 2**20)

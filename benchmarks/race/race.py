@@ -9,16 +9,20 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.measure import ROOT, Measure
-from benchmarks.race.lane import Recipe
+from benchmarks.charts import race_picture
+from benchmarks.measure import ROOT, Measured, Part, columns, require_known, say, spread, vector_units
+from benchmarks.race.lane import RaceText, Recipe
 from benchmarks.race.meter import Reading, run_metered
-from benchmarks.race.toolkits import Toolkit
+from benchmarks.race.toolkits import TOOLKITS, Toolkit
+from benchmarks.rows import race_rows
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import remove, remove_tree, write_file
 from dist_transformer.config.plain import read_json
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
+from dist_transformer.run.environment import describe_environment
 
 GOALS = (15, 20, 25, 30)
 """BLEU scores."""
@@ -27,22 +31,62 @@ _BEAM = 4
 _PRECISION, _TRIALS = 0.015, 6
 _TRIED_STEPS, _COUNTED_STEPS = 100, 200
 
-Report = Callable[[str], None]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Race:
-    toolkits: Mapping[str, Toolkit]
+class RaceBenchmark(Part):
+    """CPU seconds until translations reach a BLEU score, compared with other toolkits."""
+
+    data: Path
+    """Data folder."""
     work: Path
-    """Folder of the lanes. What is in it is not done again."""
-    size: str
-    rates: tuple[tuple[float, int], ...]
-    """Peaks and steps of warm-up to choose from."""
-    grid_steps: int
-    seeds: tuple[int, ...]
-    steps: int
-    every: int
-    report: Report
+    """Folder of the trainings; what is in it is not done again."""
+    size: Literal["tiny", "base_width"] = "tiny"
+    """Network."""
+    toolkits: tuple[str, ...] = tuple(TOOLKITS)
+    """Toolkits."""
+    pymarian: Path | None = None
+    """Marian's program, of the package pymarian."""
+    eole: Path | None = None
+    """Eole's program."""
+    rates: tuple[str, ...] = ("2e-3/100", "2e-3/300", "4e-3/100", "4e-3/300", "8e-3/100")
+    """Learning rates to choose from: peak/warm-up."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """Seeds; the first chooses the rates."""
+    grid_steps: int = 300
+    """Steps of a training that chooses rates."""
+    steps: int = 800
+    """Steps of each training of the race."""
+    every: int = 50
+    """Steps between weights that are scored."""
+
+    def measure(self) -> Measured:
+        require_known("--toolkits", self.toolkits, TOOLKITS)
+        text = RaceText(DataFolder.open(self.data), self.work / "text")
+        if not text.valid.exists():
+            text.write()
+        programs = {"marian": self.pymarian, "eole": self.eole}
+        race = Race(self, {name: TOOLKITS[name](text=text, program=programs.get(name)) for name in self.toolkits})
+        race.run()
+        figures = race.figures()
+        if self.json is not None:
+            processor = describe_environment()["processor"]
+            machine = f"{processor} with {vector_units()}; one thread; {text.data.index.corpus}"
+            write_file(self.json.with_suffix(".png"), race_picture(figures, note=machine))
+        return Measured(
+            what="how long toolkits train until greedy translations of the validation text reach a BLEU score",
+            figures=figures,
+            table=race_table(figures),
+            rows=race_rows(figures, SHOWN_GOALS),
+            wall_seconds=sum(found.get("wall_seconds", 0) for found in figures["toolkits"].values()),
+            text=text.data.index,
+            seeds=self.seeds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    settings: RaceBenchmark
+    toolkits: Mapping[str, Toolkit]
 
     def run(self) -> None:
         """Train what is missing, one lane after the other."""
@@ -61,23 +105,24 @@ class Race:
                         break
             except UserError as error:
                 write_file(failure, json.dumps(str(error)))
-                self.report(f"{name}: {error}")
+                say(f"{name}: {error}")
 
     def folder(self, name: str) -> Path:
-        return self.work / self.size / name
+        return self.settings.work / self.settings.size / name
 
     def grid(self) -> list[Recipe]:
-        return [
-            Recipe(
-                size=self.size,
-                peak_lr=peak,
-                warmup_steps=warm_up,
-                seed=self.seeds[0],
-                steps=self.grid_steps,
-                every=self.every,
+        settings, recipes = self.settings, []
+        for peak, warm_up in (rate.split("/") for rate in settings.rates):
+            recipe = Recipe(
+                size=settings.size,
+                peak_lr=float(peak),
+                warmup_steps=int(warm_up),
+                seed=settings.seeds[0],
+                steps=settings.grid_steps,
+                every=settings.every,
             )
-            for peak, warm_up in self.rates
-        ]
+            recipes.append(recipe)
+        return recipes
 
     def ranked(self, name: str) -> list[Recipe]:
         """Sort the recipes of the grid by the scores of their last weights, best first."""
@@ -85,7 +130,7 @@ class Race:
 
     def lanes_of(self, recipe: Recipe) -> list[Recipe]:
         """Return a recipe of the grid with all seeds and steps of the race."""
-        return [dataclasses.replace(recipe, seed=seed, steps=self.steps) for seed in self.seeds]
+        return [dataclasses.replace(recipe, seed=seed, steps=self.settings.steps) for seed in self.settings.seeds]
 
     def trains(self, name: str, recipe: Recipe) -> bool:
         """Decide whether a recipe was trained with all seeds, and reached the lowest goal with each."""
@@ -113,7 +158,7 @@ class Race:
         if (folder / "record.json").exists():
             return
         batch = self.batch(name, recipe)
-        usage, readings = train(toolkit, recipe, folder, batch=batch)
+        peak_mib, readings = train(toolkit, recipe, folder, batch=batch)
         saved, points = toolkit.saved(folder), []
         for step, reading in sorted(readings.items()):
             bleu = toolkit.text.bleu(toolkit.translate(saved[step], recipe, beam=1))
@@ -124,11 +169,11 @@ class Race:
             "step_tokens": toolkit.step_tokens(folder),
             "points": points,
             "bleu_of_beam": toolkit.text.bleu(toolkit.translate(saved[recipe.steps], recipe, beam=_BEAM)),
-            "peak_mib": usage.peak_mib,
+            "peak_mib": peak_mib,
         }
         write_file(folder / "record.json", json.dumps(record, indent=1) + "\n")
         last = points[-1]
-        self.report(f"{name} {recipe.name}: BLEU {last['bleu']:.1f} after {last['cpu_seconds']:.0f} CPU seconds")
+        say(f"{name} {recipe.name}: BLEU {last['bleu']:.1f} after {last['cpu_seconds']:.0f} CPU seconds")
 
     def batch(self, name: str, recipe: Recipe) -> int:
         """Find the size of a batch with as many real target tokens per step as ours, by short trainings of little."""
@@ -143,7 +188,7 @@ class Race:
             folder = self.folder(name) / "trial"
             train(toolkit, trial, folder, batch=size)
             ratio = toolkit.step_tokens(folder) / wanted
-            self.report(f"{name}: batches of {size} have {ratio:.3f} times our tokens")
+            say(f"{name}: batches of {size} have {ratio:.3f} times our tokens")
             if abs(ratio - 1) < _PRECISION:
                 break
             size = round(size / ratio)
@@ -153,8 +198,8 @@ class Race:
     def figures(self) -> dict[str, Any]:
         """Collect what is done."""
         return {
-            "size": self.size,
-            "steps": self.steps,
+            "size": self.settings.size,
+            "steps": self.settings.steps,
             "unit": "CPU seconds of all processes, start-up included",
             "goals": list(GOALS),
             "toolkits": {name: self._figures_of(name) for name in self.toolkits},
@@ -179,15 +224,15 @@ class Race:
                 for record in grid
             ],
             "cpu_seconds_to_bleu": {
-                key_of(goal): spread([time_to(goal, record["points"]) for record in records]) for goal in GOALS
+                key_of(goal): spread_of_times([time_to(goal, record["points"]) for record in records]) for goal in GOALS
             },
-            "tokens_per_cpu_second": Measure(tuple(map(rate_of, records))).to_json(),
+            "tokens_per_cpu_second": spread(map(rate_of, records)),
             "step_tokens": statistics.mean(record["step_tokens"] for record in records),
             "end": {
                 key: statistics.median(record["points"][-1][key] for record in records)
                 for key in ("cpu_seconds", "bleu")
             },
-            "bleu_of_beam": Measure(tuple(record["bleu_of_beam"] for record in records)).to_json(),
+            "bleu_of_beam": spread(record["bleu_of_beam"] for record in records),
             "peak_mib": max(record["peak_mib"] for record in records),
             "wall_seconds": sum(record["points"][-1]["wall_seconds"] for record in (*grid, *records)),
             "curves": [
@@ -197,8 +242,8 @@ class Race:
         }
 
 
-def train(toolkit: Toolkit, recipe: Recipe, folder: Path, *, batch: int) -> tuple[Any, dict[int, Reading]]:
-    """Train a lane from its start, on one thread; gives its usage, and that up to each of its weights by step."""
+def train(toolkit: Toolkit, recipe: Recipe, folder: Path, *, batch: int) -> tuple[float, dict[int, Reading]]:
+    """Train a lane from its start, on one thread; return its peak MiB, and its time to each weights by step."""
     remove_tree(folder)
     folder.mkdir(parents=True)
     readings: dict[int, Reading] = {}
@@ -209,10 +254,10 @@ def train(toolkit: Toolkit, recipe: Recipe, folder: Path, *, batch: int) -> tupl
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = toolkit.command(recipe, folder, batch=batch)
-    usage = run_metered(command, log=folder / "log", environment=environment, watch=watch)
+    _, peak_mib = run_metered(command, log=folder / "log", environment=environment, watch=watch)
     if recipe.steps not in readings:
         raise UserError(f"{toolkit.label} ended without weights of step {recipe.steps}: see {folder / 'log'}")
-    return usage, readings
+    return peak_mib, readings
 
 
 def our_step_tokens(data: Path, recipe: Recipe) -> float:
@@ -232,15 +277,15 @@ SHOWN_GOALS = tuple(map(key_of, GOALS[:3]))
 """Keys of the scores in the table of docs/benchmarks.md."""
 
 
-def spread(values: list[float | None]) -> dict[str, Any] | None:
+def spread_of_times(values: list[float | None]) -> dict[str, Any] | None:
     """Summarise values of all seeds, where None is later than all others; return None if the median is.
 
     A value that is not known is null in the result.
     """
-    measure = Measure(tuple(math.inf if value is None else value for value in values))
-    if math.isinf(measure.median):
+    found = spread(math.inf if value is None else value for value in values)
+    if math.isinf(found["median"]):
         return None
-    return {**measure.to_json(), "highest": max(measure.values) if None not in values else None, "values": values}
+    return {**found, "highest": None if None in values else found["highest"], "values": values}
 
 
 def time_to(goal: float, points: list[dict[str, Any]]) -> float | None:
@@ -263,15 +308,7 @@ def rate_of(record: dict[str, Any]) -> float:
 
 def race_table(figures: dict[str, Any]) -> str:
     heads = ("CPU seconds to BLEU", *map(str, GOALS), "tokens per CPU second", "last BLEU, beam 4", "MiB")
-    rows = [heads, *(_cells(found) for found in figures["toolkits"].values())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return "\n".join(columns([heads, *map(_cells, figures["toolkits"].values())]))
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.race.lane import LARGEST, SIZES, Recipe
-from benchmarks.race.text import RaceText
+from benchmarks.race.lane import LARGEST, SIZES, RaceText, Recipe
 from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
@@ -117,16 +116,8 @@ class Ours(OfOurNetwork):
         # The command refuses settings without effect, such as the constant of another schedule.
         settings = differing(to_plain(recipe.config(self.text.data.path, lane / "run")), to_plain(PRESETS["base"]))
         write_file(lane / "config.json", json.dumps(settings))
-        return [
-            sys.executable,
-            "-m",
-            "dist_transformer",
-            "train",
-            "--config",
-            str(lane / "config.json"),
-            "--run-dir",
-            str(lane / "run"),
-        ]
+        files = ["--config", str(lane / "config.json"), "--run-dir", str(lane / "run")]
+        return [sys.executable, "-m", "dist_transformer", "train", *files]
 
     def step_tokens(self, lane: Path) -> float:
         lines = (lane / "run" / "ledger.jsonl").read_text().splitlines()
@@ -183,42 +174,21 @@ class Marian(Toolkit):
 
     def command(self, recipe: Recipe, lane: Path, *, batch: int) -> list[str]:
         size = SIZES[recipe.size]
-        flags: dict[str, object] = {
-            "--type": "transformer",
-            "--dim-emb": size.width,
-            "--enc-depth": size.encoder_layers,
-            "--dec-depth": size.decoder_layers,
-            "--transformer-heads": size.heads,
-            "--transformer-dim-ffn": size.ffn_width,
-            "--transformer-ffn-activation": "relu",
-            "--transformer-dropout": size.dropout,
-            "--label-smoothing": SMOOTHING,
-            "--cost-type": "ce-mean-words",
-            "--clip-norm": 0,
-            "--learn-rate": recipe.peak_lr,
-            "--lr-warmup": recipe.warmup_steps,
-            "--lr-decay-inv-sqrt": recipe.warmup_steps,
-            "--mini-batch-words": batch,
-            "--mini-batch": 1000,
-            "--max-length": LARGEST,
-            "--save-freq": f"{recipe.every}u",
-            "--disp-freq": f"{recipe.every}u",
-            "--after": f"{recipe.steps}u",
-            "--seed": recipe.seed,
-            "--cpu-threads": 1,
-            "--data-threads": 1,
-            "--workspace": 1024,
-            "--tempdir": lane,
-            "--model": lane / "model.npz",
-        }
-        listed = (
-            *("--train-sets", *self.text.train),
-            *("--vocabs", self.vocabulary, self.vocabulary),
-            *("--optimizer-params", *BETAS, EPSILON),
-            *("--tied-embeddings-all", "--output-omit-bias", "--shuffle-in-ram"),
+        flags = f"""
+            --type transformer --dim-emb {size.width} --transformer-heads {size.heads}
+            --enc-depth {size.encoder_layers} --dec-depth {size.decoder_layers}
+            --transformer-dim-ffn {size.ffn_width} --transformer-ffn-activation relu
+            --transformer-dropout {size.dropout} --label-smoothing {SMOOTHING} --cost-type ce-mean-words --clip-norm 0
+            --learn-rate {recipe.peak_lr} --lr-warmup {recipe.warmup_steps} --lr-decay-inv-sqrt {recipe.warmup_steps}
+            --mini-batch-words {batch} --mini-batch 1000 --max-length {LARGEST} --seed {recipe.seed}
+            --save-freq {recipe.every}u --disp-freq {recipe.every}u --after {recipe.steps}u
+            --cpu-threads 1 --data-threads 1 --workspace 1024 --tied-embeddings-all --output-omit-bias --shuffle-in-ram
+        """
+        files = (
+            *("--train-sets", *self.text.train, "--vocabs", self.vocabulary, self.vocabulary),
+            *("--tempdir", lane, "--model", lane / "model.npz", "--optimizer-params", *BETAS, EPSILON),
         )
-        pairs = (part for flag, value in flags.items() for part in (flag, value))
-        return [str(part) for part in (self.program, "train", *pairs, *listed)]
+        return [str(self.program), "train", *flags.split(), *map(str, files)]
 
     def step_tokens(self, lane: Path) -> float:
         shown = re.findall(r"Up\. ([\d,]+) .* Time ([\d.]+)s : ([\d.]+) words/s", (lane / "log").read_text())

@@ -12,7 +12,6 @@ explain the picture. "Within an epoch" means that the mean over the surrounding 
 loss.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -20,13 +19,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from benchmarks.measure import read_flags
+from benchmarks.training.contenders import PlainDriver
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.presets import preset_with_variant
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
@@ -34,8 +35,11 @@ from dist_transformer.data.loading.collate import Collator
 from dist_transformer.data.loading.packing import Budgets, Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.training.engine.schedule import learning_rate
+from dist_transformer.reporting.figures import as_png, new_figure
+from dist_transformer.runtime.world import World
 from dist_transformer.training.trainer import micro_batch_seed
+
+Precision = Literal["bf16", "fp32"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,20 +53,31 @@ class Curve:
     """Mean tokens per pair, source and target together."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Flags."""
+
+    data: Path
+    """Data folder."""
+    out: Path
+    """Folder of figures and picture."""
+    preset: str = "multi30k"
+    """Model, batch and rates."""
+    epochs: int = 4
+    """Passes over the pairs, 2 or more."""
+    precision: Precision = "bf16"
+    """Precision of the weights."""
+    seed: int = 1
+    """Seed of weights, order and dropout."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = read_flags(Settings)
     if arguments.epochs < 2:
         raise UserError(f"--epochs is {arguments.epochs}: it must be 2 or more, because an epoch's mean is subtracted")
-    if arguments.preset not in PRESETS:
-        raise UserError(f"--preset {arguments.preset} is unknown: choose one of {', '.join(PRESETS)}")
     folder = DataFolder.open(arguments.data)
-    config = dataclasses.replace(PRESETS[arguments.preset], seed=arguments.seed, precision=arguments.precision)
-    model = config.model.for_vocabularies(*folder.index.vocab_sizes)
-    config = dataclasses.replace(config, model=model)
+    config, budgets = settings_of(folder, arguments.preset, seed=arguments.seed, precision=arguments.precision)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    budgets = resolve_budgets(
-        config.batch, source_tokens=folder.train.info.source_tokens, target_tokens=folder.train.info.target_tokens
-    )
     curves: dict[str, Curve] = {}
     for name, order in orders(folder.train, budgets, config).items():
         print(f"== {name}", file=sys.stderr, flush=True)
@@ -70,6 +85,20 @@ def main() -> None:
         figures = {name: explain(curve) for name, curve in curves.items()}
         write_results(arguments.out, arguments.preset, config, curves, figures)
     print(json.dumps(figures, indent=1))
+
+
+def settings_of(folder: DataFolder, name: str, *, seed: int, precision: Precision) -> tuple[TrainConfig, Budgets]:
+    """Return a preset in which a step is one micro-batch, and the budgets of its packs."""
+    preset = preset_with_variant(name, "base")
+    config = dataclasses.replace(
+        preset,
+        seed=seed,
+        precision=precision,
+        model=preset.model.for_vocabularies(*folder.index.vocab_sizes),
+        batch=dataclasses.replace(preset.batch, packs_per_micro_batch=preset.batch.packs_per_step),
+    )
+    info = folder.train.info
+    return config, resolve_budgets(config.batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
 
 
 def orders(split: Split, budgets: Budgets, config: TrainConfig) -> dict[str, Callable[[int], Iterator[Step]]]:
@@ -126,41 +155,21 @@ def train(
 ) -> Curve:
     """Train from the seed's initial weights, with one micro-batch per step."""
     torch.manual_seed(config.seed)
-    model = Transformer(config.model)
-    masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
-    if config.arithmetic == "bf16":
-        model.cast_parameters(torch.bfloat16)
-    settings = config.optimizer
-    betas = (settings.beta1, settings.beta2)
-    optimizer = torch.optim.AdamW(masters, lr=0.0, betas=betas, eps=settings.epsilon, weight_decay=0.0, fused=True)
+    driver = PlainDriver(Transformer(config.model), config, World())
     collator = Collator(split, budgets, packs_per_micro_batch=config.batch.packs_per_step)
     rows, number, started = [], 0, time.monotonic()
     for epoch in range(epochs):
         for step in order(epoch):
             number += 1
             torch.manual_seed(micro_batch_seed(config.seed, epoch, number, 0))
-            sums = model(collator.build(step.packs), settings.label_smoothing)
-            (sums.loss / step.target_tokens).backward()
-            optimizer.param_groups[0]["lr"] = learning_rate(number, config)
-            update(model, masters, optimizer)
+            sums = driver.forward_backward(collator.build(step.packs), step_tokens=step.target_tokens)
+            driver.end_micro_batch()
             pairs = len(step.packs.pair_ids)
             pair_tokens = (step.source_tokens + step.target_tokens) / pairs
             rows.append((epoch, sums.loss.item() / step.target_tokens, pair_tokens))
         print(f"epoch {epoch}: {number} steps, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     epoch_column, loss, lengths = (np.array(column) for column in zip(*rows, strict=True))
     return Curve(epoch=epoch_column, loss=loss, pair_tokens=lengths)
-
-
-@torch.no_grad()
-def update(model: Transformer, masters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Update the fp32 masters with Adam, and copy them back in the model's precision."""
-    parameters = list(model.parameters())
-    for parameter, master in zip(parameters, masters, strict=True):
-        assert parameter.grad is not None
-        master.grad, parameter.grad = parameter.grad.float(), None
-    optimizer.step()
-    for parameter, master in zip(parameters, masters, strict=True):
-        parameter.copy_(master)
 
 
 def explain(curve: Curve) -> dict[str, float]:
@@ -194,22 +203,18 @@ def write_results(
     out: Path, preset: str, config: TrainConfig, curves: dict[str, Curve], figures: dict[str, dict[str, float]]
 ) -> None:
     """Write DIR/batch_order.json and DIR/batch_order.png."""
-    described: dict[str, Any] = {"preset": preset, "seed": config.seed, "precision": config.arithmetic}
+    described = {"preset": preset, "seed": config.seed, "precision": config.arithmetic, "figures": figures}
     steps = {
         name: {field.name: np.round(getattr(curve, field.name), 4).tolist() for field in dataclasses.fields(curve)}
         for name, curve in curves.items()
     }
-    content = json.dumps({**described, "figures": figures, "curves": steps}) + "\n"
-    (out / "batch_order.json").write_text(content, encoding="utf-8")
-    draw(curves, out / "batch_order.png")
+    (out / "batch_order.json").write_text(json.dumps({**described, "curves": steps}) + "\n", encoding="utf-8")
+    (out / "batch_order.png").write_bytes(draw(curves))
 
 
-def draw(curves: dict[str, Curve], file: Path) -> None:
-    """Draw the loss of every order, and below it the mean length of a step's pairs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
+def draw(curves: dict[str, Curve]) -> bytes:
+    """Draw the loss of every order, and below it the mean length of a step's pairs, as PNG."""
+    figure = new_figure(9, 6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     colours = {"sorted": "tab:red", "buckets": "tab:orange", "random": "tab:blue"}
     for name, curve in curves.items():
@@ -228,17 +233,4 @@ def draw(curves: dict[str, Curve], file: Path) -> None:
     upper.legend(frameon=False)
     lower.set_ylabel("mean tokens per pair")
     lower.set_xlabel("step (lines: epochs)")
-    FigureCanvasAgg(figure).print_png(str(file))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--data", type=Path, required=True, help="data folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of figures and picture")
-    parser.add_argument("--preset", default="multi30k", help="model, batch and rates (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over the pairs, 2 or more (default: %(default)s)")
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="seed of weights, order and dropout (default: %(default)s)")
-    return parser.parse_args()
+    return as_png(figure)

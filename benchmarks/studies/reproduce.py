@@ -16,32 +16,31 @@ that is compared has seed 6, whose figures are in no mean, so that a band that i
 again after an interruption: finished trainings stay.
 """
 
-import argparse
 import dataclasses
 import json
 import os
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.launching import deepspeed_command, overridden
-from benchmarks.measure import result_of, write_result
+from benchmarks.measure import ROOT, children_seconds, read_flags, result_of, write_result
 from benchmarks.results_table import read_result
+from benchmarks.rows import markdown_table
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.files import sha256_of, write_file
-from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.plain import read_json
+from dist_transformer.config.schema import setting
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.launch import own_command, run_printed
 
-_ROOT = Path(__file__).resolve().parents[2]
-BAND_FILE = _ROOT / "results" / "reproduce.json"
+BAND_FILE = ROOT / "results/quality/reproduce.json"
 # Names of the dataset's files, without the ending of the language.
 _TRAIN, _DEV, _TEST = "train", "val", "test_2016_flickr"
 _LANGUAGES = ("en", "de")
@@ -66,8 +65,7 @@ _RANKS = 2
 _DEVIATIONS = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A figure of the recipe that has a band."""
 
     label: str
@@ -77,10 +75,10 @@ class Figure:
 
 FIGURES = {
     # Five seeds understate the spread of this one: seed 6 came 4.0 of their standard deviations below their mean.
-    "train_loss": Figure(label="training loss, last 20 steps", floor=0.1),
-    "dev_nll": Figure(label="dev NLL per token", floor=0.1),
-    "test_chrf": Figure(label="test chrF", floor=1.0),
-    "test_bleu": Figure(label="test BLEU", floor=1.0),
+    "train_loss": Figure("training loss, last 20 steps", 0.1),
+    "dev_nll": Figure("dev NLL per token", 0.1),
+    "test_chrf": Figure("test chrF", 1.0),
+    "test_bleu": Figure("test BLEU", 1.0),
 }
 
 
@@ -93,10 +91,6 @@ class Band:
     """Standard deviation of the seeds, with n - 1."""
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        if not self.low < self.mean < self.high:
-            raise UserError(f"low is {self.low}, mean {self.mean}, high {self.high}: they must increase")
 
     @classmethod
     def of(cls, values: Sequence[float], *, floor: float) -> "Band":
@@ -114,81 +108,79 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Expected:
-    """The part of the band file that a training is compared with."""
+class Settings:
+    """Flags."""
 
-    recipe: dict[str, str]
-    corpus_sha256: dict[str, str]
-    """SHA-256 of each text, by the name of its file."""
-    bands: dict[str, Band]
+    multi30k: Path = Path(os.environ.get("MULTI30K") or "multi30k")
+    """Folder with the text files of Multi30k, which the variable MULTI30K may also name."""
+    out: Path = Path("runs/reproduce")
+    """New folder for data and runs."""
+    band: Path = BAND_FILE
+    """File of the bands."""
+    write: bool = False
+    """Make new bands, in place of a comparison."""
+    flags: tuple[str, ...] = setting(default=(), python_only=True)
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = read_flags(Settings)
     # The two processes are meant for two cores. DeepSpeed's launcher passes this on.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     hashes = hash_corpus(arguments.multi30k)
     if arguments.write and arguments.flags:
         raise UserError(f"--write makes the bands of the recipe as it is: leave out {' '.join(arguments.flags)}")
-    expected = None if arguments.write else read_expected(arguments.band, hashes)
-    if expected is None:
+    if arguments.write:
         write_bands(arguments, hashes)
         return
+    bands = read_bands(arguments.band, hashes)
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and this training starts from scratch: remove it, or choose --out")
     prepare(arguments)
     values = measure("run", COMPARED_SEED, arguments.flags, arguments)
-    lines, out = judge(values, expected.bands)
-    say("\n".join(lines))
-    if out:
+    for name, (label, _) in FIGURES.items():
+        low, high = bands[name].low, bands[name].high
+        found = "in" if bands[name].holds(values[name]) else "out"
+        say(f"{label}: {values[name]:.3f}, band {low:.3f} to {high:.3f}: {found}")
+    if out := [label for name, (label, _) in FIGURES.items() if not bands[name].holds(values[name])]:
         raise UserError(
             f"{', '.join(out)} not reproduced: find the change that moved the figures (git bisect), and only if it is "
             "meant, make new bands with --write"
         )
 
 
-def hash_corpus(folder: Path | None) -> dict[str, str]:
+def hash_corpus(folder: Path) -> dict[str, str]:
     """Hash the texts of Multi30k, by the names of their files.
 
     Raises:
-        UserError: no folder is given, or it lacks a file.
+        UserError: the folder lacks a file.
     """
     names = [f"{name}.{language}" for name in (_TRAIN, _DEV, _TEST) for language in _LANGUAGES]
     remedy = (
         f"download {', '.join((_TRAIN, _DEV, _TEST))} (.en and .de) from data/task1/raw of "
         "https://github.com/multi30k/dataset, unpack them into one folder, and set MULTI30K to it"
     )
-    if folder is None:
-        raise UserError(f"there is no folder with the texts of Multi30k: {remedy}")
     for name in names:
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no file {name}: {remedy}")
     return {name: sha256_of(folder / name) for name in names}
 
 
-def read_expected(file: Path, hashes: dict[str, str]) -> Expected:
+def read_bands(file: Path, hashes: dict[str, str]) -> dict[str, Band]:
     """Read the bands of a file that --write wrote.
 
     Raises:
-        UserError: the file is damaged, or its bands are those of another recipe or of other texts.
+        UserError: its bands are those of another recipe or of other texts.
     """
     figures = read_result(file)["figures"]
-    names = [field.name for field in dataclasses.fields(Expected)]
-    remedy = "restore the file, or write it again with --write"
-    expected = from_plain(
-        Expected, {name: figures[name] for name in names if name in figures}, str(file), remedy=remedy
-    )
-    if expected.bands.keys() != FIGURES.keys():
-        raise UserError(f"{file} has bands of {', '.join(expected.bands)}, not of {', '.join(FIGURES)}: {remedy}")
-    if expected.recipe != RECIPE:
-        raise UserError(f"{file} has the bands of another recipe: {remedy}")
+    if figures["recipe"] != RECIPE:
+        raise UserError(f"{file} has the bands of another recipe: restore the file, or write it again with --write")
     for name, sha256 in hashes.items():
-        if expected.corpus_sha256.get(name) != sha256:
+        if figures["corpus_sha256"].get(name) != sha256:
             raise UserError(f"{name} is not the text that the bands of {file} were made with: download it again")
-    return expected
+    return {name: Band(**band) for name, band in figures["bands"].items()}
 
 
-def prepare(arguments: argparse.Namespace) -> None:
+def prepare(arguments: Settings) -> None:
     """Prepare OUT/data."""
     corpus = arguments.multi30k
     files = [
@@ -201,9 +193,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     run_printed(own_command("prepare", *files, *flags), output=sys.stderr)
 
 
-def measure(name: str, seed: int, flags: Sequence[str], arguments: argparse.Namespace) -> dict[str, float]:
+def measure(name: str, seed: int, flags: Sequence[str], arguments: Settings) -> dict[str, float]:
     """Train the recipe with a seed and further flags, and score it. `name` is that of its run folder."""
-    started, before = time.monotonic(), _cpu_seconds()
+    started, before = time.monotonic(), children_seconds()
     run = arguments.out / name
     places = ["--data", arguments.out / "data", "--run-dir", run, "--seed", seed]
     training = ["--module", "dist_transformer", "train", *overridden([*RECIPE["train"].split(), *places, *flags])]
@@ -220,12 +212,12 @@ def measure(name: str, seed: int, flags: Sequence[str], arguments: argparse.Name
         "dev_nll": read_records(run, "valid")[-1]["nll"],
         "test_chrf": scores["chrf"],
         "test_bleu": scores["bleu"],
-        "cpu_seconds": _cpu_seconds() - before,
+        "cpu_seconds": children_seconds() - before,
         "wall_seconds": time.monotonic() - started,
     }
 
 
-def measure_once(name: str, seed: int, flags: str, arguments: argparse.Namespace) -> dict[str, float]:
+def measure_once(name: str, seed: int, flags: str, arguments: Settings) -> dict[str, float]:
     """Read the figures of a training that an earlier call finished with the same settings, or measure them."""
     record = arguments.out / name / "figures.json"
     settings = {"recipe": RECIPE, "seed": seed, "flags": flags}
@@ -237,31 +229,7 @@ def measure_once(name: str, seed: int, flags: str, arguments: argparse.Namespace
     return figures
 
 
-def _cpu_seconds() -> float:
-    """Return the CPU time of the children that have ended, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def judge(values: dict[str, float], bands: dict[str, Band]) -> tuple[list[str], list[str]]:
-    """Compare figures with their bands.
-
-    Returns:
-        a line per figure, and the labels of the figures that are out.
-    """
-    lines, out = [], []
-    for name, figure in FIGURES.items():
-        value, band = values[name], bands[name]
-        inside = band.holds(value)
-        lines.append(
-            f"{figure.label}: {value:.3f}, band {band.low:.3f} to {band.high:.3f}: {'in' if inside else 'out'}"
-        )
-        if not inside:
-            out.append(figure.label)
-    return lines, out
-
-
-def write_bands(arguments: argparse.Namespace, hashes: dict[str, str]) -> None:
+def write_bands(arguments: Settings, hashes: dict[str, str]) -> None:
     """Train the seeds of the bands and the defects, and write the file of the bands."""
     if not (arguments.out / "data" / INDEX_FILE).exists():
         prepare(arguments)
@@ -304,41 +272,10 @@ def write_bands(arguments: argparse.Namespace, hashes: dict[str, str]) -> None:
 def make_table(figures: dict[str, Any]) -> str:
     """Make the Markdown table of the bands and the defects, each with its distance from the mean in half widths."""
     titles = [name.replace("_", " ") for name in figures["defects"]]
-    lines = [f"| figure | five seeds | band | {' | '.join(titles)} |", f"|---|---|---|{'---|' * len(titles)}"]
+    rows = []
     for name, figure in FIGURES.items():
         band = Band(**figures["bands"][name])
         cells = [figure.label, f"{band.mean:.3f} ± {band.deviation:.3f}", f"{band.low:.3f} to {band.high:.3f}"]
         cells += [f"{values[name]:.3f} ({band.distance(values[name]):.1f})" for values in figures["defects"].values()]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    folder = os.environ.get("MULTI30K")
-    parser.add_argument(
-        "--multi30k",
-        type=Path,
-        metavar="DIR",
-        default=Path(folder) if folder else None,
-        help="folder with the text files of Multi30k (default: the variable MULTI30K)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="OUT",
-        default=Path("runs/reproduce"),
-        help="new folder for data and runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--band",
-        type=Path,
-        metavar="FILE",
-        default=BAND_FILE,
-        help="file of the bands (default: results/reproduce.json)",
-    )
-    parser.add_argument("--write", action="store_true", help="make new bands, in place of a comparison")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags that change the training")
-    return parser.parse_args()
+        rows.append(cells)
+    return markdown_table(("figure", "five seeds", "band", *titles), rows)

@@ -14,42 +14,100 @@ and DIR/table3.json (in the layout of tools/results_table.py) are written after 
 last weights. BLEU is that of the mean of the last --average weight files (1, as in the paper, averages nothing).
 """
 
-import argparse
 import dataclasses
-import datetime
 import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.launching import deepspeed_command, overridden
-from benchmarks.studies.paper_figures import PAPER, changes
+from benchmarks.measure import read_flags, result_of, write_result
+from benchmarks.rows import markdown_table
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import sha256_of
+from dist_transformer.base.files import sha256_of, write_file
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.plain import read_json, to_plain
 from dist_transformer.config.presets import PRESETS, VARIANTS, apply_variant
+from dist_transformer.config.schema import setting
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.format import VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE, DataIndex
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import perplexity
-from dist_transformer.run.environment import describe_environment
 from dist_transformer.run.layout import METRICS_FILE, read_records, weight_files
 from dist_transformer.runtime.launch import own_command, run_printed
 
-_MACHINE = "{cores} cores of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, DeepSpeed {deepspeed}"
+
+@dataclass(frozen=True, slots=True)
+class PaperFigures:
+    """The paper's results for a row: newstest2013 English-German, beam search, no averaging of checkpoints."""
+
+    perplexity: float
+    """Perplexity per token, with 37k byte pairs."""
+    bleu: float
+    parameters: int | None = None
+    """Millions of parameters; None if the paper leaves the column empty because they are about those of base."""
+
+
+PAPER: dict[str, PaperFigures] = {
+    "base": PaperFigures(4.92, 25.8, 65),
+    "A1": PaperFigures(5.29, 24.9),
+    "A2": PaperFigures(5.00, 25.5),
+    "A3": PaperFigures(4.91, 25.8),
+    "A4": PaperFigures(5.01, 25.4),
+    "B1": PaperFigures(5.16, 25.1, 58),
+    "B2": PaperFigures(5.01, 25.4, 60),
+    "C1": PaperFigures(6.11, 23.7, 36),
+    "C2": PaperFigures(5.19, 25.3, 50),
+    "C3": PaperFigures(4.88, 25.5, 80),
+    "C4": PaperFigures(5.75, 24.5, 28),
+    "C5": PaperFigures(4.66, 26.0, 168),
+    "C6": PaperFigures(5.12, 25.4, 53),
+    "C7": PaperFigures(4.75, 26.2, 90),
+    "D1": PaperFigures(5.77, 24.6),
+    "D2": PaperFigures(4.95, 25.5),
+    "D3": PaperFigures(4.67, 25.3),
+    "D4": PaperFigures(5.47, 25.7),
+    "E": PaperFigures(4.92, 25.7),
+    "big": PaperFigures(4.33, 26.4, 213),
+}
+"""Table 3 of the proceedings (NeurIPS 2017, arXiv 1706.03762)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Flags."""
+
+    data: Path
+    """Data folder."""
+    out: Path
+    """Folder of the rows and the table."""
+    preset: str = "multi30k"
+    """Preset in place of the paper's base model."""
+    rows: tuple[str, ...] = tuple(VARIANTS)
+    """Rows of the table."""
+    max_steps: int | None = None
+    """Optimizer steps of base; big takes three times as many; default: the preset's."""
+    flags_of: str | None = None
+    """Print the flags of this row's training, one per line, and exit."""
+    ranks: int = 2
+    """Processes."""
+    seed: int = 1
+    """Seed of weights, order and dropout."""
+    average: int = 5
+    """Weight files averaged for BLEU."""
+    other_seeds: tuple[Path, ...] = ()
+    """Folders of calls with another seed, whose row base is trained; they show the noise between seeds."""
+    flags: tuple[str, ...] = setting(default=(), python_only=True)
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    for name in ("ranks", "average"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} is {getattr(arguments, name)}: it must be above 0")
+    arguments = read_flags(Settings)
     for row in arguments.rows:
         apply_variant(PRESETS["base"], row)
     if arguments.flags_of is not None:
@@ -68,7 +126,7 @@ def main() -> None:
     print(table)
 
 
-def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+def train_flags(row: str, arguments: Settings) -> list[str]:
     """Give the flags of the row's training: first those of all rows, then the row's changes."""
     base, config = base_config(row, arguments), row_config(row, arguments)
     changed = []
@@ -79,17 +137,17 @@ def train_flags(row: str, arguments: argparse.Namespace) -> list[str]:
     return [*common_flags(row, arguments), *changed, "--max-steps", str(config.max_steps)]
 
 
-def common_flags(row: str, arguments: argparse.Namespace) -> list[str]:
+def common_flags(row: str, arguments: Settings) -> list[str]:
     places = ["--data", str(arguments.data), "--run-dir", str(arguments.out / row)]
     return ["--preset", arguments.preset, *places, "--seed", str(arguments.seed), *arguments.flags]
 
 
-def base_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
+def base_config(row: str, arguments: Settings) -> TrainConfig:
     """Parse the settings that replace the paper's base model, with the row's folder."""
     return parse_training(common_flags(row, arguments))[0]
 
 
-def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
+def row_config(row: str, arguments: Settings) -> TrainConfig:
     """Apply the row's changes to base. They come after all flags, so `--model.ffn-width` is that of base."""
     config = apply_variant(base_config(row, arguments), row)
     if config.validation.validate_every == 0:
@@ -99,7 +157,7 @@ def row_config(row: str, arguments: argparse.Namespace) -> TrainConfig:
     return dataclasses.replace(config, max_steps=round(arguments.max_steps * VARIANTS[row].steps))
 
 
-def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any] | None:
+def finished_before(row: str, config: TrainConfig, arguments: Settings) -> dict[str, Any] | None:
     """Read the figures of a row that an earlier call finished with the same settings."""
     record = arguments.out / row / "row.json"
     if not record.exists() or (kept := read_json(record))["settings"] != row_settings(config, arguments):
@@ -108,7 +166,7 @@ def finished_before(row: str, config: TrainConfig, arguments: argparse.Namespace
     return kept
 
 
-def read_other_seed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def read_other_seed(folder: Path, arguments: Settings) -> dict[str, Any]:
     """Read the figures of base from the folder of a call with another seed.
 
     Raises:
@@ -129,71 +187,82 @@ def read_other_seed(folder: Path, arguments: argparse.Namespace) -> dict[str, An
     return found
 
 
-def row_settings(config: TrainConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+def row_settings(config: TrainConfig, arguments: Settings) -> dict[str, Any]:
     """List the settings on which a row's figures depend."""
     settings = {name: value for name, value in to_plain(config).items() if name not in {"data", "run_dir"}}
     return {**settings, "average": arguments.average, "data_sha256": sha256_of(arguments.data / "index.json")}
 
 
-def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: argparse.Namespace) -> dict[str, Any]:
+def finish_row(row: str, config: TrainConfig, index: DataIndex, arguments: Settings) -> dict[str, Any]:
     """Train, average and decode a row, or resume where an earlier call stopped."""
     run = arguments.out / row
     started = time.monotonic()
-    check_steps(run, config.max_steps)
-    commands = [run_printed(train_command(row, arguments), output=sys.stderr)]
+    saved = read_records(run, "checkpoint") if (run / METRICS_FILE).exists() else []
+    if saved and saved[-1]["step"] > config.max_steps:
+        # Training would not change it.
+        raise UserError(
+            f"{run} has {saved[-1]['step']} steps, this call allows {config.max_steps}: choose another --out"
+        )
+    launcher, module = deepspeed_command(arguments.ranks), ["--module", "dist_transformer"]
+    training = overridden(train_flags(row, arguments))
+    commands = [run_printed([*launcher, *module, "train", *training], output=sys.stderr)]
     end = read_records(run, "end")[-1]
     weights = len(weight_files(run))
     flags = ["--run-dir", run, "--out", run / "model", "--last", min(arguments.average, weights)]
     commands.append(run_printed(own_command("average", *flags), output=sys.stderr))
-    commands.append(run_printed(evaluate_command(run, index, arguments), output=sys.stderr))
-    scores, valid = read_json(run / "bleu.json"), read_records(run, "valid")[-1]
+    # Beam search with the paper's settings, on the validation text as the user gave it.
+    valid, case = arguments.data / VALID_FOLDER, ["--lowercase"] if index.lowercase else []
+    files = ["--src", valid / VALID_SOURCE_FILE, "--ref", valid / VALID_TARGET_FILE, "--json", run / "bleu.json"]
+    evaluation = ["evaluate", "--model", run / "model", *files, *case]
+    launcher = [*deepspeed_command(arguments.ranks), "--no_local_rank"]
+    commands.append(run_printed([*launcher, *module, *evaluation], output=sys.stderr))
+    scores, nll = read_json(run / "bleu.json"), read_records(run, "valid")[-1]["nll"]
     values = {
         "row": row,
         "change": changes(row_config("base", arguments), config),
         "parameters": count_parameters(config, index.vocab_size),
         "steps": end["step"],
-        "nll": valid["nll"],
-        "ppl": perplexity(valid["nll"]),
+        "nll": nll,
+        "ppl": perplexity(nll),
         **{name: scores[name] for name in ("bleu", "signature", "sentences")},
         **{name: end[name] for name in ("train_seconds", "target_tokens_per_second", "training_flops")},
         "wall_seconds": time.monotonic() - started,
         "settings": row_settings(config, arguments),
         "commands": commands,
     }
-    write_whole(run / "row.json", json.dumps(values, indent=1) + "\n")
+    write_file(run / "row.json", json.dumps(values, indent=1) + "\n")
     return values
-
-
-def check_steps(run: Path, max_steps: int) -> None:
-    """Refuse a run folder with more than `max_steps` steps, because training would not change it."""
-    saved = read_records(run, "checkpoint") if (run / METRICS_FILE).exists() else []
-    if saved and saved[-1]["step"] > max_steps:
-        raise UserError(f"{run} has {saved[-1]['step']} steps, this call allows {max_steps}: choose another --out")
-
-
-def train_command(row: str, arguments: argparse.Namespace) -> list[object]:
-    return [
-        *deepspeed_command(arguments.ranks),
-        "--module",
-        "dist_transformer",
-        "train",
-        *overridden(train_flags(row, arguments)),
-    ]
-
-
-def evaluate_command(run: Path, index: DataIndex, arguments: argparse.Namespace) -> list[object]:
-    """Make the command of beam search with the paper's settings, on the validation text as the user gave it."""
-    valid = arguments.data / VALID_FOLDER
-    files = ["--src", valid / VALID_SOURCE_FILE, "--ref", valid / VALID_TARGET_FILE, "--json", run / "bleu.json"]
-    case = ["--lowercase"] if index.lowercase else []
-    words = ["evaluate", "--model", run / "model", *files, *case]
-    return [*deepspeed_command(arguments.ranks), "--no_local_rank", "--module", "dist_transformer", *words]
 
 
 def count_parameters(config: TrainConfig, vocab_size: int) -> int:
     with torch.device("meta"):
         model = Transformer(dataclasses.replace(config.model, vocab_size=vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def changes(base: TrainConfig, config: TrainConfig) -> str:
+    """Describe how `config` differs from `base` in settings of rows: `heads 4 → 8, head width 32 → 16`, or `-`."""
+    before, after = _settings(base), _settings(config)
+    return ", ".join(f"{name} {before[name]} → {after[name]}" for name in before if before[name] != after[name]) or "-"
+
+
+def _settings(config: TrainConfig) -> dict[str, object]:
+    """Return the settings that rows may change, by the names that reports use."""
+    model, optimizer = config.model, config.optimizer
+    settings: dict[str, object] = {
+        "layers": f"{model.encoder_layers}+{model.decoder_layers}",
+        "width": model.width,
+        "feed-forward width": model.ffn_width,
+        "heads": model.heads,
+        "head width": model.attention_head_width,
+        "dropout": model.dropout,
+        "label smoothing": optimizer.label_smoothing,
+        "positions": model.positions,
+        "steps": config.max_steps,
+    }
+    if optimizer.schedule != "noam":
+        settings["peak rate"] = f"{optimizer.peak_lr:.2g}"
+    return settings
 
 
 def direction(difference: float, paper: float, *, threshold: float) -> str:
@@ -230,10 +299,8 @@ def compare(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[di
 
 def make_table(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
     """Make the Markdown table of finished rows, base first."""
-    lines = [
-        "| row | change | parameters | dev ppl | dev BLEU | difference | the paper's | same direction? |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ("row", "change", "parameters", "dev ppl", "dev BLEU", "difference", "the paper's", "same direction?")
+    made = []
     mean, noise = bleu_of_base(rows, others)
     for row in compare(rows, others):
         ppl, bleu = f"{row['ppl']:.2f}", f"{row['bleu']:.1f}"
@@ -246,22 +313,23 @@ def make_table(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
         else:
             differences = (row["bleu_difference"], row["paper_bleu_difference"])
             cells += [*(f"{value:+.1f}" for value in differences), row["same_direction"]]
-        lines.append(f"| {' | '.join(cells)} |")
+        made.append(cells)
+    reference, threshold = "base", "none, because base has one seed"
     if others:
-        reference, threshold = (
-            f"the mean of {1 + len(others)} seeds of base",
-            f"{2 * noise:.2f} BLEU, twice their spread",
-        )
-    else:
-        reference, threshold = "base", "none, because base has one seed"
-    lines += ["", f"Differences are in BLEU, from {reference}. Threshold for `within noise`: {threshold}."]
+        reference = f"the mean of {1 + len(others)} seeds of base"
+        threshold = f"{2 * noise:.2f} BLEU, twice their spread"
+    lines = [
+        markdown_table(columns, made),
+        "",
+        f"Differences are in BLEU, from {reference}. Threshold for `within noise`: {threshold}.",
+    ]
     if any(row["row"].startswith("B") for row in rows):
         lines += ["", "Rows B narrow the values together with the keys; the paper narrows only queries and keys."]
     return "\n".join(lines)
 
 
 def write_results(
-    arguments: argparse.Namespace,
+    arguments: Settings,
     index: DataIndex,
     rows: list[dict[str, Any]],
     others: list[dict[str, Any]],
@@ -270,76 +338,23 @@ def write_results(
     """Write DIR/table3.md and DIR/table3.json."""
     compared = compare(rows, others)
     verdicts = [row["same_direction"] for row in compared if row["same_direction"] is not None]
-    counts = {verdict: verdicts.count(verdict) for verdict in ("yes", "no", "within noise")}
-    machine = describe_environment()
-    machine["gpus"] = ", ".join(machine["gpus"]) or "none"
-    result = {
-        "what": "rows of the paper's Table 3, relative to the preset; perplexity and BLEU compared with the paper's",
-        "corpus": f"{index.corpus} ({index.source_language}-{index.target_language})",
-        "synthetic": index.synthetic,
-        "date": datetime.date.today().isoformat(),
-        "machine": _MACHINE.format(**machine),
-        "commands": [command for row in (*rows, *others) for command in row["commands"]],
-        "seeds": [arguments.seed, *(seed["settings"]["seed"] for seed in others)],
-        "wall_seconds": sum(row["wall_seconds"] for row in (*rows, *others)),
-        "figures": {
+    mean, noise = bleu_of_base(rows, others)
+    result = result_of(
+        index,
+        what="rows of the paper's Table 3, relative to the preset; perplexity and BLEU compared with the paper's",
+        command=[command for row in (*rows, *others) for command in row["commands"]],
+        seeds=[arguments.seed, *(seed["settings"]["seed"] for seed in others)],
+        wall_seconds=sum(row["wall_seconds"] for row in (*rows, *others)),
+        figures={
             "preset": arguments.preset,
-            "base_bleu": bleu_of_base(rows, others)[0],
-            "noise_bleu": bleu_of_base(rows, others)[1],
+            "base_bleu": mean,
+            "noise_bleu": noise,
             "base_of_other_seeds": others,
             "compared": len(verdicts),
-            "verdicts": counts,
+            "verdicts": {verdict: verdicts.count(verdict) for verdict in ("yes", "no", "within noise")},
             "base_steps": rows[0]["steps"],
             "rows": compared,
         },
-        "rows": [],
-    }
-    write_whole(arguments.out / "table3.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    write_whole(arguments.out / "table3.md", table + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole: readers find the old file or the new one, even after an interruption."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--data", type=Path, required=True, help="data folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the rows and the table")
-    parser.add_argument("--preset", default="multi30k", help="replaces the paper's base model (default: %(default)s)")
-    parser.add_argument(
-        "--rows",
-        nargs="+",
-        default=list(VARIANTS),
-        metavar="ROW",
-        help=f"rows among {', '.join(VARIANTS)} (default: all)",
-    )
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        metavar="N",
-        help="optimizer steps of base; big takes three times as many (default: the preset's)",
-    )
-    parser.add_argument(
-        "--flags-of", metavar="ROW", help="print the flags of this row's training, one per line, and exit"
-    )
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of weights, order and dropout (default: %(default)s)")
-    parser.add_argument(
-        "--average", type=int, default=5, metavar="N", help="weight files averaged for BLEU (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--other-seeds",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="folders of calls with another --seed, whose row base is trained; they show the noise between seeds",
-    )
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of dist-transformer train for every row")
-    return parser.parse_args()
+    write_result(arguments.out / "table3.json", result)
+    write_file(arguments.out / "table3.md", table + "\n")

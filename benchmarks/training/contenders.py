@@ -5,11 +5,11 @@ real target tokens. Peers that batch by padding are in `peers`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,9 +41,7 @@ class Timing:
     """Real target tokens of this rank; source tokens are counted in the same way."""
     computed_tokens: int = 0
     """Tokens of both sides, including padding."""
-    seconds: dict[str, float] = field(
-        default_factory=lambda: {"clock": 0.0, "wall": 0.0, "data": 0.0, "optimizer": 0.0}
-    )
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by the benchmarks' clock (`measure.now`) and the wall clock; data and optimizer are parts of `wall`."""
 
     @contextmanager
@@ -70,30 +68,6 @@ class Timing:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
-
-
-class Contender(Protocol):
-    """A model, its optimizer and its way of making batches."""
-
-    def train(self, steps: int) -> Timing:
-        """Take `steps` optimizer steps."""
-
-    def nll(self, sample: TextSample) -> float:
-        """Compute the mean -log p per target token of all pairs, in evaluation mode."""
-
-
-class Driver(Protocol):
-    """Forward, backward and update of our model."""
-
-    @property
-    def module(self) -> Transformer: ...
-
-    def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums: ...
-
-    def end_micro_batch(self) -> bool: ...
-
-    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the fp32 weights by their names in `Transformer.state_dict()`."""
 
 
 class PlainDriver:
@@ -149,7 +123,7 @@ class PlainDriver:
 class PackedContender:
     """Our model on packs, streamed from the data folder as in training."""
 
-    def __init__(self, driver: Driver, data: TrainingData, config: TrainConfig, world: World) -> None:
+    def __init__(self, driver: Engine | PlainDriver, data: TrainingData, config: TrainConfig, world: World) -> None:
         self.driver, self.data, self.config, self.world = driver, data, config, world
         self.device = driver.module.embedding.device
         self.steps: Iterator[Step] = data.plan.steps(data.plan.start(), config.batch.packs_per_step)
@@ -195,28 +169,6 @@ def pack_all(sample: TextSample) -> PackedBatch:
         for ids, lengths in ((sources, sample.sizes[:, 0]), (inputs, sample.sizes[:, 1]))
     ]
     return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels))
-
-
-def own_contenders(
-    model: Transformer, data: TrainingData, config: TrainConfig, ds_configs: dict[str, dict[str, Any]], world: World
-) -> dict[str, Callable[[], Contender]]:
-    """Make the factories of our model under DeepSpeed, once per named config, and under plain torch.
-
-    Args:
-        model: model with the initial weights of all contenders; it is copied.
-    """
-
-    def under_deepspeed(ds_config: dict[str, Any]) -> Driver:
-        return Engine(copy_of(model), config, ds_config, world_size=world.size)
-
-    drivers: dict[str, Callable[[], Driver]] = {
-        name: partial(under_deepspeed, ds_config) for name, ds_config in ds_configs.items()
-    }
-    drivers["plain"] = lambda: PlainDriver(copy_of(model), config, world)
-    return {
-        name: lambda driver=driver: PackedContender(driver(), data, config, world)  # type: ignore[misc]
-        for name, driver in drivers.items()
-    }
 
 
 def copy_of(model: Transformer) -> Transformer:

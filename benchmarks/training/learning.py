@@ -5,42 +5,56 @@ DeepSpeed is not installed.
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.measure import who_can_run
+from benchmarks.measure import Measured, TrainingPart, missing_packages, say
 from benchmarks.training.contenders import PackedContender
-from benchmarks.training.field import LABELS, NEEDS, Report, open_field
-from dist_transformer.config.settings import TrainConfig
+from benchmarks.training.field import LABELS, NEEDS, Field, open_field
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
+from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 
 # Steps between two readings of the clock.
 _STEPS = 5
 
 
-def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.device, report: Report) -> dict[str, Any]:
-    """Train for `minutes` in one process, and write the weights as the model folder `out`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnBenchmark(TrainingPart):
+    """A model trained for some minutes, for the benchmark of decoding."""
 
-    Returns:
-        figures: steps, target tokens, seconds, loss per token before and after.
-    """
-    refuse_other_content(out)
-    field = open_field(config, World(), device)
-    able = who_can_run({LABELS["ours"]: NEEDS["ours"]}, report)
-    name = "ours" if able else "plain"
+    minutes: float = 5.0
+    """Minutes of training."""
+    out: Path
+    """Model folder."""
+
+    def measure(self) -> Measured:
+        refuse_other_content(self.out)
+        config = self.config()
+        with process_group(World(), single=True) as device:
+            figures = learn(self, open_field(config, World(), device))
+        return Measured(
+            what="a model after some minutes of training",
+            figures=figures,
+            text=DataFolder.open(Path(self.data)).index,
+            seeds=[config.seed],
+        )
+
+
+def learn(settings: LearnBenchmark, field: Field) -> dict[str, Any]:
+    """Train, write the weights as a model folder, and return steps, target tokens, seconds, and losses per token."""
+    name = "plain" if missing_packages(NEEDS["ours"]) else "ours"
     contender = field.make(name)
     assert isinstance(contender, PackedContender)
     before, started, steps, tokens = contender.nll(field.valid), time.monotonic(), 0, 0
-    while (seconds := time.monotonic() - started) < 60 * minutes:
+    while (seconds := time.monotonic() - started) < 60 * settings.minutes:
         timing = contender.train(_STEPS)
         steps, tokens = steps + timing.steps, tokens + timing.target_tokens
     after = contender.nll(field.valid)
-    folder = DataFolder.open(Path(config.corpora.data[0]))
+    folder = DataFolder.open(Path(settings.data))
     index = folder.index
     info = ModelInfo(
         model=field.config.model,
@@ -52,13 +66,13 @@ def learn(config: TrainConfig, *, minutes: float, out: Path, device: torch.devic
         steps=(steps,),
     )
     write_model_folder(
-        out,
+        settings.out,
         info=info,
         weights=dict(contender.driver.full_weights()),
         tokenizer_json=(folder.path / TOKENIZER_FILE).read_bytes(),
         notes=[f"Trained for {seconds:.0f} s for a benchmark"],
     )
-    report(f"{steps:,} steps in {seconds:.0f} s, loss {before:.2f} → {after:.2f} per token: {out}")
+    say(f"{steps:,} steps in {seconds:.0f} s, loss {before:.2f} → {after:.2f} per token: {settings.out}")
     return {
         "trained_by": LABELS[name],
         "steps": steps,

@@ -8,6 +8,7 @@ Each has variants: Marian with either attention of transformers, and in bf16 eit
 weights with fp32 copies for the optimizer. The fastest variant of each takes part.
 """
 
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.training.contenders import Contender, Timing, adam_settings, make_scheduler
+from benchmarks.training.contenders import Timing, adam_settings, make_scheduler
 from benchmarks.training.text import IGNORED_LABEL, PaddedBatch, TextSample, even_order
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.export.marian import marian_model
@@ -30,6 +31,20 @@ Logits = Callable[[PaddedBatch], torch.Tensor]
 
 # Of transformers; which is faster depends on the lengths and the processor.
 ATTENTIONS = ("sdpa", "eager")
+
+
+# Parts of our names, and of those of torch.nn.Transformer.
+_TORCH_NAMES = {
+    "embedding": "embedding.weight",
+    "self_attention": "self_attn",
+    "cross_attention": "multihead_attn",
+    ".qkv_": ".in_proj_",
+    ".output.": ".out_proj.",
+    "feed_forward.inner": "linear1",
+    "feed_forward.outer": "linear2",
+    "self_residual.norm": "norm1",
+    "cross_residual.norm": "norm2",
+}
 
 
 class TorchTransformer(nn.Module):
@@ -80,32 +95,13 @@ class TorchTransformer(nn.Module):
 
 def torch_weights(model: Transformer) -> dict[str, torch.Tensor]:
     """Rename our parameters to those of `TorchTransformer`."""
-    state = model.state_dict()
-    out = {"embedding.weight": state["embedding"]}
-    attentions = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}
-    others = {
-        "feed_forward.inner": "linear1",
-        "feed_forward.outer": "linear2",
-        "self_residual.norm": "norm1",
-    }
-    for side, count in (("encoder", model.config.encoder_layers), ("decoder", model.config.decoder_layers)):
-        last = (
-            {"ffn_residual.norm": "norm2"}
-            if side == "encoder"
-            else {
-                "cross_residual.norm": "norm2",
-                "ffn_residual.norm": "norm3",
-            }
-        )
-        for i in range(count):
-            ours, theirs = f"{side}.{i}", f"core.{side}.layers.{i}"
-            for kind in ("weight", "bias"):
-                for name, other in {**others, **last}.items():
-                    out[f"{theirs}.{other}.{kind}"] = state[f"{ours}.{name}.{kind}"]
-                for name, other in attentions.items():
-                    if f"{ours}.{name}.qkv_{kind}" in state:
-                        out[f"{theirs}.{other}.in_proj_{kind}"] = state[f"{ours}.{name}.qkv_{kind}"]
-                        out[f"{theirs}.{other}.out_proj.{kind}"] = state[f"{ours}.{name}.output.{kind}"]
+    out = {}
+    for our_name, tensor in model.state_dict().items():
+        name = our_name
+        last_norm = "norm2" if name.startswith("encoder") else "norm3"
+        for ours, theirs in (*_TORCH_NAMES.items(), ("ffn_residual.norm", last_norm)):
+            name = name.replace(ours, theirs)
+        out[re.sub(r"^(encoder|decoder)\.(\d+)", r"core.\1.layers.\2", name)] = tensor
     return out
 
 
@@ -248,9 +244,11 @@ class TrainerContender:
         return padded_nll(self.marian, partial(marian_logits, self.marian), sample, self.config)
 
     def _run(self, threads: int) -> None:
+        from datasets import Dataset
         from torch.utils.data import Sampler
-        from transformers import Trainer
+        from transformers import Trainer, TrainerCallback
 
+        step_done = self.step_done
         pairs, seed, lengths = self.pairs, self.config.seed, self.sample.sizes[:, 1]
 
         class ByLength(Trainer):
@@ -276,6 +274,10 @@ class TrainerContender:
             def __len__(self) -> int:
                 return len(self.grouped)  # type: ignore[arg-type]
 
+        class SaysDone(TrainerCallback):
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                step_done.release()
+
         torch.set_num_threads(threads)
         optimizer = MasterAdamW(self.marian, self.config)
         try:
@@ -283,9 +285,9 @@ class TrainerContender:
                 ByLength(
                     model=self.marian,
                     args=self._arguments(scratch),
-                    train_dataset=self._dataset(),
+                    train_dataset=Dataset.from_dict({"row": [*range(len(lengths))], "length": lengths.tolist()}),
                     data_collator=self._collate,
-                    callbacks=[self._callback()],
+                    callbacks=[SaysDone()],
                     optimizers=(optimizer, make_scheduler(optimizer, self.config)),  # type: ignore[arg-type]
                 ).train()
         except BaseException as error:
@@ -314,11 +316,6 @@ class TrainerContender:
             ddp_find_unused_parameters=False,
         )
 
-    def _dataset(self) -> Any:
-        from datasets import Dataset
-
-        return Dataset.from_dict({"row": list(range(len(self.sample))), "length": self.sample.sizes[:, 1].tolist()})
-
     def _collate(self, items: list[dict[str, int]]) -> dict[str, torch.Tensor]:
         self.may_collate.acquire()
         rows = [item["row"] for item in items]
@@ -330,17 +327,6 @@ class TrainerContender:
             "decoder_input_ids": batch.target_BT,
             "labels": batch.labels_BT,
         }
-
-    def _callback(self) -> Any:
-        from transformers import TrainerCallback
-
-        done = self.step_done
-
-        class SaysDone(TrainerCallback):
-            def on_step_end(self, *_: Any, **__: Any) -> None:
-                done.release()
-
-        return SaysDone()
 
 
 def has_fp32_weights(model: nn.Module) -> bool:
@@ -364,46 +350,34 @@ def padded_nll(model: nn.Module, logits: Logits, sample: TextSample, config: Tra
     return total / int(sample.sizes[:, 1].sum())
 
 
-def peer_contenders(
-    model: Transformer, sample: TextSample, config: TrainConfig, *, step_tokens: float
-) -> dict[str, dict[str, Callable[[], Contender]]]:
-    """Return P1, P2 and P3, each with its variants: attention and weights as their users may choose them.
+def peer_variants(name: str, config: TrainConfig) -> list[str]:
+    """List the variants of a peer: attention and weights as its users may choose them."""
+    weights = ("autocast", "bf16 weights") if config.arithmetic == "bf16" else ("fp32",)
+    return [*weights] if name == "torch" else [f"{kind} attention, {each}" for kind in ATTENTIONS for each in weights]
+
+
+def make_peer(
+    name: str, variant: str, model: Transformer, sample: TextSample, config: TrainConfig, *, step_tokens: float
+) -> PaddedContender | TrainerContender:
+    """Make P1, P2 or P3.
 
     Args:
-        step_tokens: real target tokens of a step of ours, which a step of each also has on average.
+        model: has the initial weights.
+        step_tokens: real target tokens of a step of ours, which a step of the peer also has on average.
     """
-    device = model.embedding.device
-    pairs = max(1, round(step_tokens / float(sample.sizes[:, 1].mean())))
-    # By length, a batch of many pairs has the longest ones together, whose logits fill a GPU.
-    longest = int(sample.sizes[:, 1].max())
-    accumulated = max(1, round(pairs * longest / (2 * step_tokens))) if device.type == "cuda" else 1
-    weights = ("autocast", "bf16 weights") if config.arithmetic == "bf16" else ("fp32",)
-
-    def cast(peer: nn.Module, kind: str) -> Any:
-        peer = peer.to(device)
-        return in_bf16(peer) if kind == "bf16 weights" else peer
-
-    def marian(attention: str, kind: str) -> Any:
-        peer = cast(marian_model(model), kind)
+    attention, _, weights = variant.rpartition(" attention, ")
+    peer: Any = TorchTransformer(model) if name == "torch" else marian_model(model)
+    peer = peer.to(model.device)
+    if weights == "bf16 weights":
+        peer = in_bf16(peer)
+    if attention:
         peer.set_attn_implementation(attention)
-        return peer
-
-    def torch_transformer(kind: str) -> Contender:
-        plain = cast(TorchTransformer(model), kind)
-        return PaddedContender(plain, plain, sample.epochs(step_tokens, seed=config.seed), sample, config)
-
-    def trainer(attention: str, kind: str) -> Contender:
-        of_batch = max(1, pairs // accumulated)
-        return TrainerContender(marian(attention, kind), sample, config, pairs=of_batch, accumulated=accumulated)
-
-    def compiled(attention: str, kind: str) -> Contender:
-        peer = marian(attention, kind)
-        rows = sample.epochs(step_tokens, seed=config.seed)
-        return PaddedContender(peer, partial(marian_logits, peer), rows, sample, config, compiles=True)
-
-    ways = {f"{attention} attention, {kind}": (attention, kind) for attention in ATTENTIONS for kind in weights}
-    return {
-        "torch": {kind: partial(torch_transformer, kind) for kind in weights},
-        "trainer": {name: partial(trainer, *way) for name, way in ways.items()},
-        "compiled": {name: partial(compiled, *way) for name, way in ways.items()},
-    }
+    if name == "trainer":
+        pairs = max(1, round(step_tokens / float(sample.sizes[:, 1].mean())))
+        # By length, a batch of many pairs has the longest ones together, whose logits fill a GPU.
+        longest = int(sample.sizes[:, 1].max())
+        accumulated = max(1, round(pairs * longest / (2 * step_tokens))) if model.device.type == "cuda" else 1
+        return TrainerContender(peer, sample, config, pairs=max(1, pairs // accumulated), accumulated=accumulated)
+    logits = peer if name == "torch" else partial(marian_logits, peer)
+    rows = sample.epochs(step_tokens, seed=config.seed)
+    return PaddedContender(peer, logits, rows, sample, config, compiles=name == "compiled")

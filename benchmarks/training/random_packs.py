@@ -13,7 +13,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine import ds_config
 from dist_transformer.training.engine.deepspeed_engine import Engine
 
-VOCABULARY = 37_000
+_VOCABULARY = 37_000
 _LONGEST = 100
 
 
@@ -23,7 +23,7 @@ def random_config(preset: str, *, packs: int, at_once: int, compile: bool) -> Tr
     return dataclasses.replace(
         config,
         compile="on" if compile else "off",
-        model=dataclasses.replace(config.model, vocab_size=VOCABULARY),
+        model=dataclasses.replace(config.model, vocab_size=_VOCABULARY),
         batch=dataclasses.replace(config.batch, packs_per_step=packs, packs_per_micro_batch=at_once),
     )
 
@@ -44,10 +44,11 @@ def random_batch(config: TrainConfig, seed: int) -> PackedBatch:
     lengths = rng.integers(5, 55, size)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), int(size * 0.97)))]
     total = int(lengths.sum())
-    ids, labels = rng.integers(4, VOCABULARY, total), np.full(size, IGNORED)
-    labels[:total] = rng.integers(4, VOCABULARY, total)
+    ids, labels = rng.integers(4, config.model.vocab_size, total), np.full(size, IGNORED)
+    labels[:total] = rng.integers(4, config.model.vocab_size, total)
     sides = [pack_side(ids, lengths, size=size, offset_count=size // 8 + 40, max_length=_LONGEST) for _ in range(2)]
-    return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels)).pin_memory()
+    batch = PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels))
+    return batch.pin_memory() if torch.cuda.is_available() else batch
 
 
 def train_step(engine: Engine, batches: list[PackedBatch]) -> None:

@@ -4,12 +4,11 @@ A sleep simulates a GPU, which computes without this machine's cores. Data that 
 wait for data is counted like `data_stall` of a run.
 """
 
-import dataclasses
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure import check_counts
+from benchmarks.measure import Measured, TrainingPart, say
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.prefetch import Prefetcher
 from dist_transformer.data.loading.sharing import Sharing
@@ -17,21 +16,28 @@ from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StallBenchmark:
-    config: TrainConfig
-    rate: float
-    """Target tokens per second of the training."""
-    seconds: float
-    """Minimum duration of the training."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StallBenchmark(TrainingPart):
+    """Waits for data of training at a given speed, for example from an object store."""
 
-    def __post_init__(self) -> None:
-        check_counts(self, rate=1, seconds=1)
+    rate: float = 600_000
+    """Target tokens per second."""
+    seconds: float = 60.0
+    """Seconds of training."""
+
+    def measure(self) -> Measured:
+        config = self.config()
+        figures = {"preset": self.preset, **run_stall_benchmark(self, config)}
+        return Measured(
+            what="waits for data in a training at a given speed, whose steps only sleep",
+            figures=figures,
+            table=stall_table(figures),
+            seeds=[config.seed],
+        )
 
 
-def run_stall_benchmark(settings: StallBenchmark, report: Callable[[str], None]) -> dict[str, Any]:
+def run_stall_benchmark(settings: StallBenchmark, config: TrainConfig) -> dict[str, Any]:
     """Measure one rank. The wait for the first step is separate, because nothing can be prefetched before it."""
-    config = settings.config
     with process_group(World(), single=True):
         sharing = Sharing(skip=False, timeout_minutes=30.0)
         started = time.monotonic()
@@ -52,7 +58,7 @@ def run_stall_benchmark(settings: StallBenchmark, report: Callable[[str], None])
                 break
         sharing.close()
         prefetcher.close()
-    report(f"{len(stalls)} steps")
+    say(f"{len(stalls)} steps")
     first, later = stalls[0], sum(stalls[1:])
     training = tokens / settings.rate
     return {

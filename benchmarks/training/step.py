@@ -4,21 +4,24 @@ Unit: real target tokens (without padding) per second of wall time.
 """
 
 import collections
-import dataclasses
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import Measure, check_counts
-from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate
+from benchmarks.measure import Measured, TrainingPart, say
+from benchmarks.rows import STEP_ROW
+from benchmarks.training.field import Field, graphs_compiled, open_field, product_rate, summary
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.memory import ZeroSettings, choose_compilation, predict_memory
+from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import training_flops
+from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
 
@@ -36,53 +39,62 @@ KINDS = {
     "elementwise": r"elementwise|fill|vectorized|unrolled",
 }
 """Kinds of kernels with patterns of their names; the first match counts."""
+_WARM_UP, _PROFILED = 3, 2
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepBenchmark:
-    config: TrainConfig
-    """Model, batch, optimizer and precision; `data` names the data folder."""
-    steps: int
-    rounds: int
-    profiled: int = 2
-    """Steps under the profiler."""
-    warm_up: int = 3
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBenchmark(TrainingPart):
+    """A training step on a GPU taken apart: kernels, launches, waits, memory."""
 
-    def __post_init__(self) -> None:
-        check_counts(self, steps=1, rounds=1)
+    steps: int = 5
+    """Optimizer steps per round."""
+    rounds: int = 3
+    """Rounds; medians are reported."""
+
+    def measure(self) -> Measured:
+        config = self.config()
+        with process_group(World(), single=True) as device:
+            figures = {"preset": self.preset, **run_step_benchmark(self, config, device)}
+        return Measured(
+            what="a training step taken apart: kinds of kernels, launches, waits, memory",
+            figures=figures,
+            table=step_table(figures),
+            rows=[STEP_ROW],
+            text=DataFolder.open(Path(self.data)).index,
+            seeds=[config.seed],
+        )
 
 
-def run_step_benchmark(settings: StepBenchmark, device: torch.device, report: Callable[[str], None]) -> dict[str, Any]:
+def run_step_benchmark(settings: StepBenchmark, config: TrainConfig, device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         raise UserError("a step cannot be profiled here, because there is no GPU: run it on a machine with one")
-    rate, config = product_rate(device), settings.config
+    rate = product_rate(device)
     field = open_field(config, World(), device)
     # Memory of the field, which keeps the initial weights of all contenders.
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     contender = field.make("ours")
     started = time.monotonic()
-    contender.train(settings.warm_up)
+    contender.train(_WARM_UP)
     warm, graphs = time.monotonic() - started, graphs_compiled()
-    report(f"warm after {warm:.0f} s")
+    say(f"warm after {warm:.0f} s")
     timings = [contender.train(settings.steps) for _ in range(settings.rounds)]
     peak = torch.cuda.max_memory_allocated() - held
-    profile = profile_steps(contender.train, settings.profiled)
-    source, target = (sum(getattr(t, f"{side}_tokens") for t in timings) for side in ("source", "target"))
-    seconds = sum(t.seconds["wall"] for t in timings)
-    flops = training_flops(field.config.model, source_tokens=source, target_tokens=target)
+    profile = profile_steps(contender.train, _PROFILED)
+    found = summary(timings, field, [rate])
+    steps, seconds = sum(t.steps for t in timings), sum(t.seconds["wall"] for t in timings)
     return {
         "unit": "real target tokens per second",
         "precision": config.arithmetic,
         "way": "compiled" if choose_compilation(config, stage=_zero(config).stage)[0] else "not compiled",
         "packs_per_micro_batch": config.batch.packs_at_once,
         "product_flops_per_second": rate,
-        "rates": Measure(tuple(t.target_tokens / t.seconds["wall"] for t in timings)).to_json(),
-        "tokens_per_step": target / sum(t.steps for t in timings),
-        "milliseconds": 1e3 * seconds / sum(t.steps for t in timings),
-        "share_of_product_rate": flops / seconds / rate,
-        "data_share": sum(t.seconds["data"] for t in timings) / seconds,
+        "rates": found["wall_rates"],
+        "tokens_per_step": found["tokens_per_step"],
+        "milliseconds": 1e3 * seconds / steps,
+        "share_of_product_rate": found["mfu"],
+        "data_share": found["data_share"],
         "warm_up_seconds": warm,
         "graphs": graphs,
         "graphs_afterwards": graphs_compiled() - graphs,

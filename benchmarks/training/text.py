@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -27,12 +27,7 @@ class PaddedBatch:
     """Expected decoder output; `IGNORED_LABEL` on padding."""
 
     def to(self, device: torch.device) -> "PaddedBatch":
-        return PaddedBatch(
-            source_BS=self.source_BS.to(device),
-            source_mask_BS=self.source_mask_BS.to(device),
-            target_BT=self.target_BT.to(device),
-            labels_BT=self.labels_BT.to(device),
-        )
+        return PaddedBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 class TextSample:

@@ -45,7 +45,7 @@ PRESETS: dict[str, TrainConfig] = {
         patience=10,
     ),
     # Further training of a model: its network is that of --init-from. The constant rate is measured in
-    # results/finetune.json.
+    # results/quality/finetune.json.
     "finetune": _preset(
         batch=BatchConfig(max_target_tokens=2048, packs_per_step=2),
         optimizer=OptimizerConfig(schedule="constant", peak_lr=5e-5, warmup_steps=200, max_grad_norm=1.0),
@@ -95,7 +95,7 @@ def preset_for(pairs: int, *, on_gpu: bool) -> tuple[str, str]:
         the preset, and a phrase that says why.
     """
     if not on_gpu:
-        # Times are those of results/demo.json and results/multi30k.json.
+        # Times are those of results/speed/demo.json and results/quality/multi30k.json.
         better = "" if pairs < _SMALL else "; multi30k translates better, and takes about 2 hours"
         return "tiny", f"takes about 5 minutes on two CPU cores{better}"
     if pairs < _SMALL:

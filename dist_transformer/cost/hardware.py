@@ -14,8 +14,8 @@ ENOUGH = 0.95
 """Share of the best speed that counts as the same: the model of speed is not more exact."""
 MFU = 0.33
 """Default share of the GPU's peak: the value of NVIDIA's DeepLearningExamples with `big` on one A100 (its MLPerf v0.7
-submission: 0.41). This project reached 0.32 on one H100, and 0.38 compiled (2026-11-23, `results/gpu-check-h100.json`).
-Small models reach less."""
+submission: 0.41). This project reached 0.32 on one H100, and 0.38 compiled (2026-11-23,
+`results/speed/gpu-check-h100.json`). Small models reach less."""
 
 LINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6
 """Seconds per small message between two GPUs of a node, and between two nodes: round figures, not measured."""

@@ -20,7 +20,7 @@ from dist_transformer.model.transformer import training_flops
 LAUNCH_SECONDS = 50e-6
 """Host time per kernel launch, with Python, autograd and DeepSpeed. A step of `big` in eight micro-batches took 415 ms
 compiled and 358 ms not compiled on one H100, because of the host (2026-11-23); compiled it has 7,321 launches
-(`results/null-gpu.json`)."""
+(`results/speed/null-gpu.json`)."""
 # Launches per sublayer and micro-batch, forward and backward, and per update, from the counts for `big` with its 30
 # sublayers: 979 in one micro-batch, 7,321 in eight.
 _SUBLAYER_LAUNCHES, _UPDATE_LAUNCHES = 30, 73

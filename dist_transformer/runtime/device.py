@@ -17,7 +17,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.world import World
 
 # Width times target tokens of a micro-batch, below which a rank has one thread. It lies between `tiny` and `multi30k`,
-# and was chosen, not fitted: results/threads.json was measured on two shared cores, where neither way wins clearly.
+# and was chosen, not fitted: results/speed/threads.json was measured on two shared cores, and neither way wins clearly.
 _ENOUGH_FOR_THREADS = 2**18
 _VARIABLE = "OMP_NUM_THREADS"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}

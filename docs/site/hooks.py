@@ -22,7 +22,8 @@ SHOWN = (
     "docs/site/*.css",
     "dist_transformer/api.py",
     "ds_configs/*",
-    "results/*",
+    "results/*/*",
+    "tests/durations.csv",
     "tests/faults/test_planted.py",
 )
 

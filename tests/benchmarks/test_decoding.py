@@ -24,21 +24,14 @@ def test_peers_translate_as_ours_does(
     """Line for line, from text to text; outputs are cut where the shortest limit may have ended one."""
     torch.manual_seed(4)
     config = tiny_config(max_positions=160, vocab_size=toy_tokenizer.vocab_size)
-    settings = DecodeBenchmark(
-        model=tmp_path,
-        sources=toy_lines[0][:40],
-        references=toy_lines[1][:40],
-        peers=(),
-        rounds=1,
-        beam_size=1,
-        max_extra_tokens=8,
-    )
+    settings = DecodeBenchmark(model=tmp_path, src=tmp_path, ref=tmp_path, beam=1, max_extra_tokens=8)
+    lines = toy_lines[0][:40]
     model = Transformer(config).eval()
     ours = our_search(model, toy_tokenizer, settings, length_penalty=0.6)
-    expected = ours(settings.sources)
+    expected = ours(lines)
     assert len(set(expected)) > 20
     for work in make_peer(name, model, toy_tokenizer, settings, tmp_path).values():
-        for mine, found in zip(expected, work(settings.sources), strict=True):
+        for mine, found in zip(expected, work(lines), strict=True):
             shared = min(len(mine), len(found), 12)
             assert mine[:shared] == found[:shared]
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.results_table import (
     HIGHLIGHTS,
+    RESULTS,
     fill,
     fill_pages,
     make_highlights,
@@ -46,7 +47,7 @@ MARKED = "# Title\n<!-- {0}: made by tools/results_table.py -->\nold\n<!-- end o
 
 
 def write(folder: Path, name: str, **changes: Any) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
     file.write_text(json.dumps({**RESULT, **changes}), encoding="utf-8")
     return file
@@ -57,14 +58,16 @@ def test_the_pages_are_what_the_figures_give() -> None:
     assert run_command(sys.executable, "tools/results_table.py", "--check") == ""
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
 def test_every_number_of_a_row_comes_from_its_file(file: Path) -> None:
-    """Each number that stands in the table's line is one of the file's, rounded as it is shown."""
+    """Each number that stands in the table's line is one of the file's, rounded as it is shown; cells are short."""
     result = read_result(file)
-    shown = [line for page in read_pages(ROOT).values() for line in page.splitlines()]
+    shown = [line for page in read_pages().values() for line in page.splitlines()]
     for _, line in make_lines(file, result):
         assert line in shown
-        require_numbers_of(result, line.split(" | ")[:-1])
+        cells = line.split(" | ")[:-1]
+        require_numbers_of(result, cells)
+        assert max(map(len, cells)) <= 90
 
 
 def require_numbers_of(result: dict[str, Any], cells: list[str]) -> None:
@@ -79,7 +82,7 @@ def require_numbers_of(result: dict[str, Any], cells: list[str]) -> None:
 
 def test_the_highlights_fit_on_a_screen() -> None:
     """At most eight rows of three columns, and each number comes from the row's file."""
-    lines = make_highlights(ROOT / "results").splitlines()
+    lines = make_highlights().splitlines()
     assert 2 < len(lines) <= 2 + 8
     assert {line.count("|") for line in lines} == {4}
     for highlight, line in zip(HIGHLIGHTS, lines[2:], strict=True):
@@ -94,12 +97,12 @@ def numbers_in(value: Any) -> list[float]:
 
 
 def test_a_line_by_hand(tmp_path: Path) -> None:
-    file = write(tmp_path / "results", "run.json")
+    file = write(tmp_path / "results/speed", "run.json")
     line = "| `multi30k`, ZeRO-2 | Multi30k | 1,500 | 35.1 (13a) | "
-    link = "[AMD EPYC with avx512_bf16, 2026-01-31](../results/run.json) |"
+    link = "[AMD EPYC with avx512_bf16, 2026-01-31](../results/speed/run.json) |"
     assert make_lines(file, read_result(file)) == [("quality", line + link)]
     busy = RESULT["machine"] + "; shared with other work, load 2.0 on 2 cores at the start"
-    file = write(tmp_path / "results", "run.json", machine=busy)
+    file = write(tmp_path / "results/speed", "run.json", machine=busy)
     assert "bf16, shared, 2026" in make_lines(file, read_result(file))[0][1]
 
 

@@ -36,7 +36,7 @@ def test_each_wait_is_measured_in_each_round(monkeypatch: pytest.MonkeyPatch) ->
     """Real preparation, training and translation, and the help of one command."""
     waits = {name: start.WAITS[name] for name in ("plan --help", start.LINE)}
     monkeypatch.setattr(start, "WAITS", waits)
-    figures = run_start_benchmark(StartBenchmark(rounds=1, demo=False), lambda line: None)
+    figures = run_start_benchmark(StartBenchmark(rounds=1))
     assert list(figures["waits"]) == [*waits, start.FIRST_STEP]
     assert all(len(wait["seconds"]["values"]) == 1 for wait in figures["waits"].values())
     translated = figures["waits"][start.LINE]

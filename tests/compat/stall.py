@@ -1,6 +1,6 @@
 """The wait for data of a training at a GPU's speed, behind an S3 server that answers late.
 
-python -m tests.compat.stall --data data/mine --json results/object_store.json
+python -m tests.compat.stall --data data/mine --json results/scale/object-store.json
 
 Runs `tools/benchmark.py stall` with windows of one shard, none of which stays in memory, and an empty cache that holds
 70% of the shards, so that each epoch fetches some again. The server is on this machine: its disk and network are not

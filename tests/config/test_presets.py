@@ -28,10 +28,10 @@ def test_the_preset_follows_the_pairs_and_the_machine(pairs: int, on_gpu: bool, 
 
 def test_the_stated_times_are_measured() -> None:
     results = ROOT / "results"
-    demo = json.loads((results / "demo.json").read_text("utf-8"))["figures"]
+    demo = json.loads((results / "speed/demo.json").read_text("utf-8"))["figures"]
     assert (demo["steps"], demo["world_size"]) == (PRESETS["tiny"].max_steps, 2)
     minutes = f"about {round(demo['train_seconds'] / 60)} minutes"
-    hours = round(json.loads((results / "multi30k.json").read_text("utf-8"))["wall_seconds"] / 3600)
+    hours = round(json.loads((results / "quality/multi30k.json").read_text("utf-8"))["wall_seconds"] / 3600)
     for pairs, better in ((9_999, ""), (10_000, f"; multi30k translates better, and takes about {hours} hours")):
         assert preset_for(pairs, on_gpu=False)[1] == f"takes {minutes} on two CPU cores{better}"
     assert "CPU" not in preset_for(1, on_gpu=True)[1] + preset_for(10_000, on_gpu=True)[1]

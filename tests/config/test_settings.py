@@ -176,14 +176,14 @@ def test_ted_tutorial_is_the_tutorials_recipe_with_a_peak_that_trains() -> None:
     assert changes_of_base("ted_tutorial") == {**rate, **batch, "max_steps": 10_000, "validate_every": 100}
     rates = {step: learning_rate(step, config) for step in (1, 1000, 10_000)}
     assert rates == pytest.approx({1: 2e-7, 1000: 2e-4, 10_000: 1e-5})
-    runs = read_json(ROOT / "results" / "ted.json")["figures"]["runs"].values()
+    runs = read_json(ROOT / "results/quality/ted.json")["figures"]["runs"].values()
     learned = {run["peak_lr"] for run in runs if run["width"] == 512 and run["dev_bleu"] > 1}
     assert learned == {config.optimizer.peak_lr}
 
 
 def test_a_step_of_ted_tutorial_is_2048_captions() -> None:
     """256 pairs times accumulation 8, at the mean length of a target side in the captions that were measured."""
-    captions = read_json(ROOT / "results" / "ted.json")["figures"]["captions"]
+    captions = read_json(ROOT / "results/quality/ted.json")["figures"]["captions"]
     batch = PRESETS["ted_tutorial"].batch
     assert batch.packs_per_step == 8
     assert batch.max_target_tokens == round(256 * captions["target_tokens"] / captions["pairs"])
@@ -198,7 +198,7 @@ def test_the_captions_have_the_length_that_ted_tutorial_is_made_for(corpora: Pat
     flags = ["--vocab-size", 10_000, "--normalization", "nfc", "--max-tokens", 128]
     run_command(sys.executable, "tools/prepare_data.py", *texts, *flags, "--out", tmp_path / "data")
     index = DataFolder.open(tmp_path / "data").index
-    measured = read_json(ROOT / "results" / "ted.json")["figures"]["captions"]
+    measured = read_json(ROOT / "results/quality/ted.json")["figures"]["captions"]
     assert (index.train.pairs, index.train.target_tokens) == (measured["pairs"], measured["target_tokens"])
     assert index.vocab_size == measured["vocabulary"] == 10_000
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.studies.paper_figures import PAPER, changes
+from benchmarks.studies.table3 import PAPER, changes
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS, VARIANTS, apply_variant
 from dist_transformer.config.settings import ModelConfig

@@ -3,7 +3,7 @@
 torch's build for CUDA, DeepSpeed, Inductor, Triton and stream capture really run; kernels are counted and compute
 nothing, except for our own, whose numbers Triton's interpreter computes. It counts launches and waits of a step,
 compares peak memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on
-one GPU and on two. The counts go to results/null-gpu.json, with the lines that name CUDA and that nothing ran. It exits
+one GPU and on two. Counts go to results/speed/null-gpu.json, with the lines that name CUDA and did not run. It exits
 with status 1 when a bound is exceeded.
 
 The environment (5 GB) is made in .nullgpu/ at first use. --before CLONE counts the same steps of another clone.
@@ -28,7 +28,7 @@ from dist_transformer.cost.memory import ZeroSettings, predict_memory
 from tests.nullgpu.home import ROOT, Home
 
 _HERE = Path(__file__).parent
-_RESULT = ROOT / "results" / "null-gpu.json"
+_RESULT = ROOT / "results/speed/null-gpu.json"
 # Of a step of `big` on 25k tokens at once, compiled: kernels started, and waits for the device (the gradient's norm).
 _MOST_LAUNCHES, _MOST_WAITS = 1_000, 1
 # How far the measured peak may be from the planned one.

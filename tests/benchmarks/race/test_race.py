@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.race.lane import Recipe
-from benchmarks.race.picture import race_picture
-from benchmarks.race.race import Race, our_step_tokens, race_table, rate_of, spread, time_to
-from benchmarks.race.text import RaceText
+from benchmarks.charts import race_picture
+from benchmarks.race.lane import RaceText, Recipe
+from benchmarks.race.race import (
+    Race,
+    RaceBenchmark,
+    our_step_tokens,
+    race_table,
+    rate_of,
+    spread_of_times,
+    time_to,
+)
 from benchmarks.race.toolkits import Toolkit
 from benchmarks.rows import race_rows
 from dist_transformer.data.folder.reader import DataFolder
@@ -60,18 +67,10 @@ def text(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Race
     return text
 
 
-def race(text: RaceText, work: Path, program: Path = Path(sys.executable)) -> Race:
-    return Race(
-        toolkits={"writer": Writer(text=text, program=program)},
-        work=work,
-        size="tiny",
-        rates=((1e-2, 10), (5e-4, 10), (1e-4, 10)),
-        grid_steps=4,
-        seeds=(1, 2, 3),
-        steps=8,
-        every=4,
-        report=lambda line: None,
-    )
+def race(text: RaceText, work: Path) -> Race:
+    rates = ("1e-2/10", "5e-4/10", "1e-4/10")
+    settings = RaceBenchmark(data=work, work=work, rates=rates, grid_steps=4, steps=8, every=4)
+    return Race(settings, {"writer": Writer(text=text, program=Path(sys.executable))})
 
 
 def test_the_best_recipe_that_trains_with_every_seed_races_and_what_is_done_stays(
@@ -115,9 +114,9 @@ def test_times_and_rates_by_hand() -> None:
     assert time_to(20, points) == 30.0
     assert time_to(25, points) is None
     # A seed that does not get there is slower than all that do.
-    found = spread([3.0, None, 1.0])
+    found = spread_of_times([3.0, None, 1.0])
     assert found == {"median": 3.0, "lowest": 1.0, "highest": None, "values": [3.0, None, 1.0]}
-    assert spread([3.0, None, None]) is None
+    assert spread_of_times([3.0, None, None]) is None
     assert rate_of({"points": points, "step_tokens": 50.0}) == 50.0
 
 

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import MarianMTModel
 
-from benchmarks.race.lane import Recipe
-from benchmarks.race.text import RaceText
+from benchmarks.race.lane import RaceText, Recipe
 from benchmarks.race.toolkits import Eole, HuggingFace, Marian
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.export.marian import marian_model

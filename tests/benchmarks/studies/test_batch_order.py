@@ -1,6 +1,5 @@
 """tools/batch_order.py: the three orders, the figures on made-up curves, and the loop against the real trainer."""
 
-import dataclasses
 import itertools
 import sys
 from pathlib import Path
@@ -8,30 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.studies.batch_order import Curve, cut_by_length, explain, orders, train
+from benchmarks.studies.batch_order import Curve, cut_by_length, explain, orders, settings_of, train
 from dist_transformer.config.plain import read_json
-from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.data.loading.plan import resolve_budgets
 from dist_transformer.run.layout import read_records
 from tests.conftest import run_command
 
 pytestmark = pytest.mark.slice(name="benchmarks")
-
-
-def settings(folder: DataFolder, **changes: object) -> tuple[TrainConfig, Budgets]:
-    """Preset `tiny` with changes; a step is one micro-batch, as in the tool."""
-    config = dataclasses.replace(PRESETS["tiny"], **changes)  # type: ignore[arg-type]
-    config = dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, vocab_size=folder.index.vocab_size),
-        batch=dataclasses.replace(config.batch, packs_per_micro_batch=config.batch.packs_per_step),
-    )
-    info = folder.train.info
-    budgets = resolve_budgets(config.batch, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
-    return config, budgets
 
 
 def test_packs_are_cut_where_a_budget_is_full() -> None:
@@ -45,7 +28,7 @@ def test_packs_are_cut_where_a_budget_is_full() -> None:
 
 @pytest.mark.parametrize("name", ["sorted", "random", "buckets"])
 def test_every_order_visits_every_pair_once_an_epoch(name: str, toy_data: DataFolder) -> None:
-    config, budgets = settings(toy_data)
+    config, budgets = settings_of(toy_data, "tiny", seed=1, precision="bf16")
     order = orders(toy_data.train, budgets, config)[name]
     epochs = [[pack.pair_ids for step in order(epoch) for pack in step.packs if pack] for epoch in (0, 1)]
     for packs in epochs:
@@ -80,7 +63,7 @@ def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
     flags += ["--log-every", 1, "--validate-every", 0, "--batch.packs-per-micro-batch", 2]
     run_command(sys.executable, "-m", "dist_transformer.train", "--preset", "tiny", *flags)
     expected = [record["loss"] for record in read_records(tmp_path / "run", "train")]
-    config, budgets = settings(toy_data, precision="fp32")
+    config, budgets = settings_of(toy_data, "tiny", seed=1, precision="fp32")
     order = orders(toy_data.train, budgets, config)["random"]
     curve = train(toy_data.train, budgets, config, lambda epoch: itertools.islice(order(epoch), 6), epochs=1)
     assert len(expected) == 6

@@ -51,7 +51,7 @@ def field(toy_data: DataFolder) -> Iterator[Field]:
 @pytest.fixture(scope="module")
 def contenders(field: Field) -> dict[str, object]:
     # Compiling takes a minute; P3 is otherwise the loop of P1 with the model of P2.
-    return field.pick([name for name in LABELS if name != "compiled"])
+    return {name: field.make(name) for name in LABELS if name != "compiled"}
 
 
 def test_all_start_with_the_same_function(field: Field, contenders: dict) -> None:
@@ -89,30 +89,9 @@ def test_steps_of_peers_have_as_many_tokens_as_ours(field: Field) -> None:
 
 def test_the_command_on_two_ranks(toy_data: DataFolder, tmp_path: Path) -> None:
     """The table and the file of a real launch, in which the ranks share a step."""
-    command = [
-        *deepspeed_command(2),
-        "tools/benchmark.py",
-        "train",
-        "--data",
-        toy_data.path,
-        "--peers",
-        "plain",
-        "--steps",
-        "2",
-        "--rounds",
-        "2",
-        "--json",
-        tmp_path / "r.json",
-        "--",
-        "--precision",
-        "fp32",
-        "--model.width",
-        "32",
-        "--model.heads",
-        "2",
-        "--batch.max-target-tokens",
-        "256",
-    ]
+    small = ["--precision", "fp32", "--model.width", 32, "--model.heads", 2, "--batch.max-target-tokens", 256]
+    measured = ["train", "--data", toy_data.path, "--peers", "plain", "--steps", 2, "--rounds", 2]
+    command = [*deepspeed_command(2), "tools/benchmark.py", *measured, "--json", tmp_path / "r.json", "--", *small]
     output = run_command(*command)
     result = json.loads((tmp_path / "r.json").read_text())
     figures = result["figures"]

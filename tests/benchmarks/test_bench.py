@@ -9,20 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench, gpu_check, suite
+from benchmarks import bench, gpu_check
 from benchmarks import command as benchmark
+from benchmarks.bench import Suite, merge
+from benchmarks.measure import Part, TrainingPart, read_flags
 from benchmarks.results_table import make_lines, read_result
 from benchmarks.rows import train_row
-from benchmarks.suite import (
-    DECODED_TEXT,
-    DECODED_VALID,
-    SOURCE,
-    TARGET,
-    TEST_SETS,
-    TRAINING_TEXT,
-    Suite,
-    merge,
-)
 from dist_transformer.config.flags import parse_training
 from dist_transformer.runtime.launch import own_command
 from tests.conftest import ROOT, run_command
@@ -54,9 +46,9 @@ def training(ours: float, *, machine: str = "4 cores of AMD EPYC", date: str = "
 def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
     """A part that is measured again replaces its figures; each has its rows; a picture lies beside."""
     file = tmp_path / "bench-cpu.json"
-    merge(file, {"train-tiny": training(1000)}, what="both")
-    merge(file, {"train-big": training(50, date="2026-02-01")}, what="both", load="shared with other work")
-    merge(file, {"train-tiny": training(1200)}, what="both")
+    merge(file, "train-tiny", training(1000), what="both")
+    merge(file, "train-big", training(50, date="2026-02-01"), what="both", load="shared with other work")
+    merge(file, "train-tiny", training(1200), what="both")
     result = read_result(file)
     assert list(result["figures"]) == ["train-tiny", "train-big"]
     assert (result["date"], result["wall_seconds"], result["seeds"]) == ("2026-02-01", 5.0, [1])
@@ -85,13 +77,12 @@ def test_parts_are_merged_into_one_file(tmp_path: Path) -> None:
 def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by the parser of tools/benchmark.py itself, on a CPU and on a GPU."""
     suite = Suite(corpora=tmp_path, work=tmp_path, vocab_size=400)
-    for place in (TRAINING_TEXT, DECODED_TEXT, DECODED_VALID, *TEST_SETS.values()):
-        for language in (SOURCE, TARGET):
+    for place in (bench.TRAINING_TEXT, bench.DECODED_TEXT, bench.DECODED_VALID, *bench.TEST_SETS.values()):
+        for language in (bench.SOURCE, bench.TARGET):
             file = tmp_path / f"{place}.{language}"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
-    parsed = []
-
+    parsed: list[tuple[str, Part]] = []
     trained = []
 
     def parse(self: Suite, tool: str, *words: object) -> None:
@@ -99,9 +90,11 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
         if tool in ("prepare", "average"):
             return
         assert tool == "tools/benchmark.py"
-        monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
-        parsed.append(benchmark.parse_arguments(None, benchmark.MEASURES))
-        parsed[-1].json.write_text("{}")
+        name, *flags = map(str, words)
+        part = read_flags(benchmark.part_of(name), flags)
+        parsed.append((name, part))
+        assert part.json is not None
+        part.json.write_text("{}")
 
     def train(command: list[object], **_: object) -> str:
         start = own_command("train")
@@ -110,21 +103,20 @@ def test_parts_are_commands_that_exist(tmp_path: Path, monkeypatch: pytest.Monke
         return ""
 
     monkeypatch.setattr(Suite, "run", parse)
-    monkeypatch.setattr("benchmarks.suite.run_printed", train)
+    monkeypatch.setattr("benchmarks.bench.run_printed", train)
     for part in bench.PARTS:
         for on_cpu in (True, False):
             suite.measure(part, *bench.command_of(part, suite, on_cpu=on_cpu))
-            arguments = parsed[-1]
-            assert arguments.part == part.partition("-")[0]
-            assert arguments.json == tmp_path / f"{part}.json"
-            if part.startswith("train"):
-                batch = benchmark.config_of(arguments).batch
+            name, settings = parsed[-1]
+            assert name == part.partition("-")[0]
+            assert settings.json == tmp_path / f"{part}.json"
+            if isinstance(settings, TrainingPart):
+                batch = settings.config().batch
                 assert not on_cpu or batch.packs_per_step == batch.packs_at_once
     assert {config.model.width for config in trained} == {128, 512}
     for measure in (gpu_check.measure_training, gpu_check.measure_decoding):
         list(measure(suite))
-    assert all(arguments.json is not None for arguments in parsed)
-    assert any("--compile" in getattr(arguments, "flags", ()) for arguments in parsed)
+    assert any("--compile" in settings.flags for _, settings in parsed if isinstance(settings, TrainingPart))
 
 
 @pytest.mark.slice(name="benchmarks")
@@ -151,7 +143,7 @@ def test_gpu_check_says_what_its_steps_speak_for(tmp_path: Path, monkeypatch: py
     steps = {"step-64-compiled": step(300, 0.5), "step-64": step(250, 0.4), "step-8-compiled": step(59, 0.1)}
     file = tmp_path / "gpu-check-h100.json"
     file.write_text(json.dumps({"figures": {**steps, "step-8": step(68, 0.2)}}))
-    monkeypatch.setattr(suite, "device_name", lambda: "h100")
+    monkeypatch.setattr(bench, "device_name", lambda: "h100")
     assert list(gpu_check.advice(tmp_path)) == [
         "64 pack(s) at a time: compiled 300, not compiled 250: --compile auto should be on",
         "8 pack(s) at a time: compiled 59, not compiled 68: --compile auto should be off",
