@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dist_transformer.training.engine.engine import Engine
 
 from benchmarks.measure import (
     Measured,
@@ -40,7 +41,6 @@ from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.engine.ds_config import load_ds_config
-from dist_transformer.training.engine.engine import Engine
 
 LABELS = {
     "ours": "ours: packs, DeepSpeed ZeRO-1",

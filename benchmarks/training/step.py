@@ -20,7 +20,6 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.memory import ZeroSettings, choose_compilation, predict_memory
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.model.transformer import training_flops
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.ds_config import load_ds_config
