@@ -13,7 +13,8 @@ are P / N; its padding is left out. Gradients are summed in fp32 in both precisi
 | 2 | bP | 4P/N | 8P/N | 4P/N | none (fp32: 4P/N) |
 | 3 | bP/N | 4P/N | 8P/N | 4P/N, always | 4P/N |
 
-A moving average of the weights (`ema_decay`) is partitioned like the moments: 4P or 4P/N more.
+A moving average of the weights (`ema_decay`) is partitioned like the moments: 4P or 4P/N more. Muon has one moment of
+the M parameters in matrices: 4M or 4M/N less. Its update takes (8 + b)M more, and at stage 3 another bM.
 
 Sources: stage 0: `training/engine/plain_adam.py`. In DeepSpeed, stage 1 in bf16: `runtime/bf16_optimizer.py`; stages 1
 and 2: `runtime/zero/stage_1_and_2.py`; stage 3: `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
@@ -86,6 +87,8 @@ class ModelSizes:
     parameters: int
     trained: int
     """Parameters that are not frozen."""
+    matrices: int
+    """Those of them in the matrices of encoder and decoder."""
     persistent: int
     """Parameters in tensors that are small enough for ZeRO-3 to keep on every rank."""
     persistent_tensors: int
@@ -130,12 +133,13 @@ class Memory:
 
 
 def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] = ()) -> ModelSizes:
-    sizes, constants = _tensors(config)
+    sizes, matrices, constants = _tensors(config)
     counts, frozen = [*sizes.values()], frozen_names(sizes, freeze)
     persistent = [count for count in counts if count <= zero.stage3_param_persistence_threshold]
     return ModelSizes(
         parameters=sum(counts),
         trained=sum(size for name, size in sizes.items() if name not in frozen),
+        matrices=sum(sizes[name] for name in matrices if name not in frozen),
         persistent=sum(persistent),
         persistent_tensors=len(persistent),
         constants=constants,
@@ -143,11 +147,11 @@ def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] =
 
 
 @functools.cache
-def _tensors(config: ModelConfig) -> tuple[dict[str, int], int]:
-    """Count the elements of each parameter, and the bytes of all tables."""
+def _tensors(config: ModelConfig) -> tuple[dict[str, int], list[str], int]:
+    """Count the elements of each parameter, name the matrices among them, and count the bytes of all tables."""
     model = shapes_only(config)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    return sizes, sum(table.numel() * table.element_size() for table in model.buffers())
+    return sizes, [*model.hidden_matrices()], sum(table.numel() * table.element_size() for table in model.buffers())
 
 
 def choose_compilation(config: TrainConfig, *, stage: int) -> tuple[bool, str]:
@@ -201,6 +205,9 @@ def predict_memory(
     elif zero.stage == 1 and config.batch.accumulation_steps(world_size) > 1:
         gradients += 4 * sizes.trained
     moments = (12 if config.ema_decay > 0 else 8) * share
+    if config.optimizer.kind == "muon":
+        moments -= 4 * sizes.matrices // ranks
+        update += (8 + element * (2 if zero.stage == 3 else 1)) * sizes.matrices
     resident, buffers = weights + masters + moments + sizes.constants, 0
     if zero.stage == 3 or (zero.stage == 1 and precision == "bf16"):
         resident += gradients

@@ -132,6 +132,11 @@ class Transformer(nn.Module):
         bias = {} if self.output_bias is None else {"output_bias": self.output_bias}
         return self.embedding_weights() | bias
 
+    def hidden_matrices(self) -> dict[str, nn.Parameter]:
+        """Return the matrices of encoder and decoder by name: neither embeddings nor tables of positions."""
+        named = self.named_parameters()
+        return {name: p for name, p in named if p.dim() == 2 and name.startswith(("encoder.", "decoder."))}
+
     def position_vectors(self, count: int) -> torch.Tensor:
         """Return the vectors of the first `count` positions, or of all if there are fewer, shape (count, D)."""
         count = min(count, self.config.max_positions)

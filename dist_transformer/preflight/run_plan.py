@@ -98,8 +98,11 @@ class RunPlan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        average = _WEIGHTS_BYTES if self.config.ema_decay else 0
-        return (_CHECKPOINT_BYTES + average) * self.parameters
+        config, average = self.config, _WEIGHTS_BYTES if self.config.ema_decay else 0
+        # Muon has one moment.
+        matrices = model_sizes(config.model, ZeroSettings(stage=0), config.freeze).matrices
+        fewer = _WEIGHTS_BYTES * matrices if config.optimizer.kind == "muon" else 0
+        return (_CHECKPOINT_BYTES + average) * self.parameters - fewer
 
     @property
     def weights_bytes(self) -> int:

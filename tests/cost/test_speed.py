@@ -26,7 +26,7 @@ GPU = GpuKind(
 )
 # Of 200 million parameters, one million is in a hundred small tensors.
 SIZES = ModelSizes(
-    parameters=200_000_000, trained=200_000_000, persistent=1_000_000, persistent_tensors=100, constants=0
+    parameters=200_000_000, trained=200_000_000, matrices=0, persistent=1_000_000, persistent_tensors=100, constants=0
 )
 
 

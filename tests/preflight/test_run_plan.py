@@ -73,6 +73,15 @@ def test_a_moving_average_takes_four_bytes_more() -> None:
     assert kept.disk_bytes == plain.disk_bytes + (4 * 4 + 4 * 4) * kept.parameters
 
 
+def test_muon_has_one_moment_of_the_matrices() -> None:
+    """`big` has 3·1024² + 1024² elements in each of 18 attentions, and 2 · 1024 · 4096 in each of 12 feed-forwards."""
+    config = preset("big")
+    muon = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, kind="muon"))
+    adam, found, matrices = plan(config, gpus=8), plan(muon, gpus=8), 18 * 4 * 1024**2 + 12 * 8 * 1024**2
+    assert adam.chosen.memory.moments - found.chosen.memory.moments == 4 * matrices / 8
+    assert adam.disk_bytes - found.disk_bytes == 4 * 4 * matrices
+
+
 def test_a_cpu_gets_no_speed() -> None:
     found = plan(preset("base"), gpu="cpu", gpus=2)
     assert (found.step_time, found.target_tokens_per_second, found.hours, found.jobs) == (None, None, None, None)

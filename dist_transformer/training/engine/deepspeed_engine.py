@@ -53,7 +53,8 @@ class Engine:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         offloads = ds_config["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
-        self._matrices = hidden_matrices(model) if config.optimizer.kind == "muon" else {}
+        matrices = model.hidden_matrices() if config.optimizer.kind == "muon" else {}
+        self._matrices = {name: p for name, p in matrices.items() if p.requires_grad}
         """Parameters that Muon updates, by name."""
         self.optimizer = _make_optimizer(model, config, self._matrices.values(), stage=self.stage, offloads=offloads)
         self.ds, *_ = deepspeed.initialize(
@@ -347,15 +348,6 @@ def _own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
     size = internals.part_size(parameter)
     part = value.flatten()[size * distributed.rank() :][:size]
     return nn.functional.pad(part, (0, size - part.numel()))
-
-
-def hidden_matrices(model: Transformer) -> dict[str, nn.Parameter]:
-    """Return the trained matrices of encoder and decoder by name, without embeddings and tables of positions."""
-    return {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad and p.dim() == 2 and name.startswith(("encoder.", "decoder."))
-    }
 
 
 def _make_optimizer(
