@@ -14,10 +14,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from dist_transformer.averaging.comparison import choose_better
 from dist_transformer.averaging.mean import write_mean
 from dist_transformer.averaging.settings import AVERAGE_RULES, AverageSettings
-from dist_transformer.averaging.sweep import sweep, write_best
+from dist_transformer.averaging.sweep import choose_better, sweep, write_best
 from dist_transformer.base.errors import UserError, log_line, logger, print_messages
 from dist_transformer.base.files import write_file
 from dist_transformer.config.command_line import read_keywords

@@ -1,7 +1,6 @@
 """Choice of the weight files to average: regular ones, the newest, files at even intervals of time, or the best."""
 
 import itertools
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,30 +42,24 @@ def choose_weights(
     Without a number, choose as `regular_weights` does.
 
     Raises:
-        UserError: there are not enough files, or the rules do not go together.
+        UserError: there are not enough files, or one of them, or the newest, is from another run.
     """
-    if last is not None and best is not None:
-        raise UserError("last and best exclude each other: pass one of them")
-    if every is not None and last is None:
-        raise UserError("every needs last: pass last, or leave every out")
     if best is not None:
-        chosen, compared = best_weights(run_dir, best, by), []
+        chosen = best_weights(run_dir, best, by)
+    elif last is None:
+        chosen = regular_weights(run_dir)
     else:
-        if last is None:
-            chosen = regular_weights(run_dir)
-        else:
-            chosen = newest_weights(run_dir, last) if every is None else spaced_weights(run_dir, last, every)
-        compared = [max(weight_files(run_dir).values())]
-    _require_own(run_dir, {*chosen.paths, *compared})
+        chosen = newest_weights(run_dir, last) if every is None else spaced_weights(run_dir, last, every)
+    settings = _settings(run_dir)
+    for file in sorted({*chosen.paths, max(weight_files(run_dir).values())}):
+        if settings and is_of_another_run(weight_file_metadata(file).get("run"), settings):
+            raise UserError(f"{file} is from another run than {run_dir / SETTINGS_FILE}: move it out of the folder")
     return chosen
 
 
-def _require_own(run_dir: Path, files: Collection[Path]) -> None:
-    settings = run_dir / SETTINGS_FILE
-    described = read_json(settings) if settings.exists() else None
-    for file in sorted(files):
-        if described and is_of_another_run(weight_file_metadata(file).get("run"), described):
-            raise UserError(f"{file} is from another run than {settings}: move it out of the folder")
+def _settings(run_dir: Path) -> dict[str, Any]:
+    """Read the settings of a run; none if there is no file of them."""
+    return read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).exists() else {}
 
 
 def regular_weights(run_dir: Path) -> ChosenWeights:
@@ -81,7 +74,7 @@ def regular_weights(run_dir: Path) -> ChosenWeights:
     files = weight_files(run_dir)
     if not files:
         raise _no_files(run_dir)
-    settings = read_json(run_dir / SETTINGS_FILE) if (run_dir / SETTINGS_FILE).exists() else {}
+    settings = _settings(run_dir)
     warmup = settings.get("optimizer", {}).get("warmup_steps", 0)
     steps = [step for step in files if step > warmup and not _is_of_interruption(files[step], step, settings)]
     after = f" after the warm-up of {warmup:,} steps" if warmup else ""
@@ -93,10 +86,10 @@ def regular_weights(run_dir: Path) -> ChosenWeights:
 
 def _is_of_interruption(file: Path, step: int, settings: dict[str, Any]) -> bool:
     """Return whether a file was saved only because training was asked to stop."""
-    stated: bool | None = weight_file_metadata(file).get("interrupted")
-    if stated is not None:
-        return stated
-    # Versions that did not state it saved regularly at these steps only.
+    recorded: bool | None = weight_file_metadata(file).get("interrupted")
+    if recorded is not None:
+        return recorded
+    # Versions that did not record it saved regularly at these steps only.
     regular = [every for name in ("save_every", "validate_every") if (every := settings.get(name))]
     return bool(regular) and all(step % every for every in regular) and step != settings.get("max_steps")
 
@@ -156,7 +149,12 @@ def spaced_weights(run_dir: Path, count: int, minutes: float) -> ChosenWeights:
         older = [step for step in files if step < steps[0]]
         step = min(older, key=lambda step: (abs(newest - times[step] - minutes), step), default=None)
         if step is None or abs(newest - times[step] - minutes) > minutes / 2:
-            raise UserError(_too_few(run_dir, steps, count, minutes))
+            names = f"steps {', '.join(map(str, steps))}" if len(steps) > 1 else f"step {steps[0]}"
+            raise UserError(
+                f"{run_dir / WEIGHTS} has {_files(len(steps))} about {minutes:g} minutes of training apart ({names}), "
+                f"not {count}: use --last {len(steps)} or another --every, or train with a lower --save-every and a "
+                "higher --keep-weights"
+            )
         gaps.insert(0, newest - times[step])
         steps.insert(0, step)
     apart = f" ({min(gaps):.1f} to {max(gaps):.1f})" if gaps else ""
@@ -228,24 +226,12 @@ def _training_minutes(run_dir: Path, files: dict[int, Path]) -> dict[int, float]
         records = _records(run_dir, "train", "use --last without --every") if exists else []
         logged = {record["step"]: record.get("train_seconds") for record in records}
         seconds = {step: logged.get(step) if value is None else value for step, value in seconds.items()}
-    minutes = {}
-    for step, value in seconds.items():
-        if value is None:
-            raise UserError(
-                f"{files[step]} and {run_dir / METRICS_FILE} do not have the training time at which it was written: "
-                "use --last without --every"
-            )
-        minutes[step] = value / 60
-    return minutes
-
-
-def _too_few(run_dir: Path, steps: list[int], count: int, minutes: float) -> str:
-    names = f"steps {', '.join(map(str, steps))}" if len(steps) > 1 else f"step {steps[0]}"
-    return (
-        f"{run_dir / WEIGHTS} has {_files(len(steps))} about {minutes:g} minutes of training apart ({names}), "
-        f"not {count}: use --last {len(steps)} or another --every, or train with a lower --save-every and a higher "
-        "--keep-weights"
-    )
+    if lacking := [step for step, value in seconds.items() if value is None]:
+        raise UserError(
+            f"{files[lacking[0]]} and {run_dir / METRICS_FILE} do not have the training time at which it was written: "
+            "use --last without --every"
+        )
+    return {step: value / 60 for step, value in seconds.items() if value is not None}
 
 
 def _records(run_dir: Path, kind: str, remedy: str) -> list[dict[str, Any]]:

@@ -1,23 +1,24 @@
 """Checkpoint averaging (section 6.1): the mean of the weights of several training steps, as a model folder.
 
 The mean of the fp32 weights is computed in float64 and rounded to fp32 once. The whole result is in memory, but only
-one piece of the sources at a time, for any number of sources. Each source is read twice: for its hash and for its
+some rows of the sources at a time, for any number of sources. Each source is read twice: for its hash and for its
 numbers.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from dist_transformer.averaging.choice import ChosenWeights
-from dist_transformer.averaging.sources import Piece, WeightSource, check_together, open_weights
+from dist_transformer.averaging.sources import WeightSource, check_together, open_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.model_folder import ModelInfo, refuse_other_content, write_model_folder
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.model_folder import ModelInfo, for_decoding, refuse_other_content, write_model_folder
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
 
 # Numbers per block: 4 MB in float64, which stay in the cache. This is twice as fast as 16 MB.
@@ -33,6 +34,13 @@ class MeanWeights:
     """Weights in fp32 by the names of `Transformer.state_dict()`."""
     tokenizer: Vocabulary
     tokenizer_json: bytes
+
+    def to_model(self, device: torch.device, dtype: torch.dtype, in_int8: bool = False) -> Transformer:
+        """Make a model of the weights, which leave this object, in evaluation mode."""
+        model = Transformer(self.info.model)
+        model.load_state_dict(self.weights)
+        self.weights.clear()
+        return for_decoding(model, device, dtype, in_int8)
 
 
 def average(paths: Sequence[Path], out: Path, *, notes: Sequence[str] = ()) -> ModelInfo:
@@ -88,38 +96,16 @@ def _mean(sources: Sequence[WeightSource]) -> dict[str, torch.Tensor]:
     mean = {name: torch.empty(shape) for name, shape in shapes.items()}
     # A source that is the mean of k steps counts k times, so that the result is the mean of all steps.
     shares = [len(source.info.steps) for source in sources]
-    for pieces in _blocks(shapes):
-        sums = [torch.zeros_like(mean[piece.name][piece.first : piece.end], dtype=torch.float64) for piece in pieces]
-        for source, share in zip(sources, shares, strict=True):
-            for total, numbers in zip(sums, source.read(pieces), strict=True):
-                total.add_(numbers, alpha=share)
-        for piece, total in zip(pieces, sums, strict=True):
+    for name, shape in shapes.items():
+        block = max(1, _BLOCK_NUMBERS // torch.Size(shape[1:]).numel())
+        for first in range(0, shape[0], block):
+            rows = slice(first, min(first + block, shape[0]))
+            total = torch.zeros_like(mean[name][rows], dtype=torch.float64)
+            for source, share in zip(sources, shares, strict=True):
+                total.add_(source.read(name, rows), alpha=share)
             # In float64, the sum of finite fp32 numbers is always finite.
             if not torch.isfinite(total.sum()):
-                raise UserError(_not_finite(piece, sources))
-            mean[piece.name][piece.first : piece.end] = total.div_(sum(shares))
+                culprit = next(each for each in sources if not torch.isfinite(each.read(name, rows)).all())
+                raise UserError(f"{culprit.path} has numbers in {name} that are not finite: leave this one out")
+            mean[name][rows] = total.div_(sum(shares))
     return mean
-
-
-def _blocks(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[Piece]]:
-    """Split all parameters into blocks of pieces, of about `_BLOCK_NUMBERS` numbers at most."""
-    block: list[Piece] = []
-    room = _BLOCK_NUMBERS
-    for name, shape in shapes.items():
-        row_numbers = max(1, torch.Size(shape[1:]).numel())
-        first = 0
-        while first < shape[0]:
-            end = min(shape[0], first + max(1, room // row_numbers))
-            block.append(Piece(name, first, end))
-            room -= (end - first) * row_numbers
-            first = end
-            if room < row_numbers:
-                yield block
-                block, room = [], _BLOCK_NUMBERS
-    if block:
-        yield block
-
-
-def _not_finite(piece: Piece, sources: Sequence[WeightSource]) -> str:
-    culprit = next(source for source in sources if not all(torch.isfinite(n).all() for n in source.read([piece])))
-    return f"{culprit.path} has numbers in {piece.name} that are not finite: leave this one out"

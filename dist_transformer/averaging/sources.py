@@ -1,12 +1,12 @@
 """Sources of weights to average, opened and checked: weight files of a run, checkpoints, model folders.
 
-A whole file is verified when it is opened. Its numbers are read in pieces, so that memory hardly grows with the number
+A whole file is verified when it is opened. Its numbers are read by rows, so that memory hardly grows with the number
 of sources.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,6 @@ _REMEDY = "leave it out, or restore it"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some rows of a parameter."""
-
-    name: str
-    first: int
-    end: int
-    """Index after the last row."""
-
-
-@dataclass(frozen=True, slots=True)
 class WeightSource:
     """One set of weights, of one training step or the mean of several."""
 
@@ -50,13 +40,12 @@ class WeightSource:
     prefix: str = ""
     """Prefix of parameter names in the files, which selects one of several sets of weights."""
 
-    def read(self, pieces: Sequence[Piece]) -> Iterator[torch.Tensor]:
-        """Read the numbers of each piece."""
-        for piece in pieces:
-            name = self.prefix + piece.name
-            # Opened for each piece: the pages of a mapped file count as memory of the process until it is closed.
-            with open_tensors(self.files[name]) as stored:
-                yield stored.get_slice(name)[piece.first : piece.end]
+    def read(self, name: str, rows: slice) -> torch.Tensor:
+        """Read some rows of a parameter."""
+        name = self.prefix + name
+        # Opened each time: the pages of a mapped file count as memory of the process until it is closed.
+        with open_tensors(self.files[name]) as stored:
+            return stored.get_slice(name)[rows]
 
 
 def open_weights(path: Path) -> WeightSource:
@@ -94,9 +83,15 @@ def weight_file_metadata(file: Path) -> dict[str, Any]:
         UserError: it is not a weight file of a run, or cannot be read.
     """
     try:
-        return _described(open_tensors(file).metadata(), file)
+        header = open_tensors(file).metadata() or {}
+        described = {key: json.loads(value) for key, value in header.items() if key != "format"}
+    except ValueError:
+        described = {}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read ({error}): {_REMEDY}") from None
+    if "model" not in described:
+        raise UserError(f"{file} is not a weight file of a run: use files of RUN/weights, checkpoints or model folders")
+    return described
 
 
 def check_together(sources: Sequence[WeightSource]) -> None:
@@ -125,9 +120,9 @@ def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
         before, now = getattr(first.model, name), getattr(other.model, name)
         if now != before:
             return f"has another model configuration ({name} {now!r}, not {before!r}) than"
-    directions = [", ".join(map(str, info.all_directions)) for info in (first, other)]
-    if directions[0] != directions[1]:
-        return f"was trained on other data ({directions[1]}, not {directions[0]}) than"
+    before, now = (", ".join(map(str, info.all_directions)) for info in (first, other))
+    if now != before:
+        return f"was trained on other data ({now}, not {before}) than"
     for name in ("corpus", "synthetic"):
         before, now = getattr(first, name), getattr(other, name)
         if now != before:
@@ -138,30 +133,10 @@ def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
     return None
 
 
-def _described(metadata: Mapping[str, str] | None, path: Path) -> dict[str, Any]:
-    """Parse the metadata of a weight file: JSON values in the header."""
-    header = {key: value for key, value in (metadata or {}).items() if key != "format"}
-    try:
-        described = {key: json.loads(value) for key, value in header.items()}
-    except ValueError:
-        described = {}
-    if "model" not in described:
-        raise UserError(f"{path} is not a weight file of a run: use files of RUN/weights, checkpoints or model folders")
-    return described
-
-
 def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
-    names = ("model", "tokenizer_sha256", "source_language", "target_language", "corpus", "synthetic")
-    try:
-        values = {**{name: described[name] for name in names}, "steps": [described["step"]]}
-    except KeyError as missing:
-        raise UserError(f"{path} has no {missing}: it was not written by this program, leave it out") from None
-    newer: dict[str, Any] = {
-        name: described[name]
-        for name in ("directions", "marks", "longest_source", "several_sentences", "run")
-        if name in described
-    }
-    return from_plain(ModelInfo, {**values, **newer}, str(path))
+    names = {field.name for field in dataclasses.fields(ModelInfo)}
+    values = {name: value for name, value in described.items() if name in names}
+    return from_plain(ModelInfo, {**values, "steps": [described.get("step")]}, str(path))
 
 
 def _files_of(*paths: Path) -> dict[str, Path]:

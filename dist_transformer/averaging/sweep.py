@@ -1,4 +1,7 @@
-"""Sweep over the number of weight files to average: each mean translates a dev set and is scored.
+"""Comparison of means of weight files: one with the newest file alone, or a sweep over the number of files.
+
+A mean is worse than the newest file if the others are from steps long before, as early in a training. They are compared
+by the loss on the run's validation text. In a sweep each mean translates a dev set and is scored.
 
 The models are only in memory, and every rank makes its own. An interrupted sweep leaves nothing on disk.
 """
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dist_transformer.averaging.choice import ChosenWeights, choose_weights
@@ -21,24 +25,105 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, sha256_of, write_file
 from dist_transformer.base.markdown import code
 from dist_transformer.base.messages import as_kind
-from dist_transformer.base.urls import is_url
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.schema import values_of
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.evaluate import (
     Evaluation,
-    ReferencedText,
     evaluate_model,
     read_test_set,
     reference_nll,
 )
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.loading import as_arithmetic, with_agreed_precision
-from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import ModelInfo, for_decoding
-from dist_transformer.run.layout import SETTINGS_FILE
+from dist_transformer.model_folder import ModelInfo, refuse_other_content
+from dist_transformer.run.layout import SETTINGS_FILE, weight_files
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank
+from dist_transformer.runtime.launch import as_typed, own_command
+
+COMPARED_PAIRS = 500
+"""Most validation pairs per direction on which weights are compared."""
+
+_Texts = list[tuple[tuple[str, ...], list[tuple[str, str]]]]
+"""Tags and pairs of each direction."""
+
+
+def choose_better(settings: AverageSettings) -> ChosenWeights:
+    """Choose the named weights, or weights of a run, and compare all but the `best` with the newest file alone.
+
+    Raises:
+        UserError: there are too few, they cannot be averaged, or the model folder holds other files.
+    """
+    if settings.run_dir is None:
+        return ChosenWeights(paths=settings.checkpoints, steps=(), how="")
+    chosen = choose(settings, settings.last if settings.best is None else settings.best)
+    if settings.best is not None:
+        return chosen
+    # Before minutes of work.
+    refuse_other_content(settings.out)
+    return compare_with_newest(chosen, settings.run_dir, settings.out, obey=settings.last is not None)
+
+
+def compare_with_newest(chosen: ChosenWeights, run_dir: Path, out: Path, *, obey: bool) -> ChosenWeights:
+    """Compare the validation nll of the mean of `chosen` with that of the run's newest file alone, on the CPU.
+
+    Args:
+        out: model folder that will be written, for the command in a warning.
+        obey: return `chosen`, with a warning if the newest file alone is better. Otherwise return the better of both.
+
+    Returns:
+        the choice; `how` states the figures, or that there are none.
+
+    Raises:
+        UserError: the weights cannot be averaged.
+    """
+    files = weight_files(run_dir)
+    newest = max(files)
+    if chosen.steps == (newest,):
+        return chosen
+    try:
+        texts = _validation_texts(run_dir)
+    except (UserError, OSError):
+        reason = "the run's data folder is not available, or has changed"
+        return dataclasses.replace(chosen, how=f"{chosen.how} (not compared with the newest one alone: {reason})")
+    alone, mean = (_nll(paths, texts) for paths in ([files[newest]], chosen.paths))
+    figures = f"validation nll {mean:.4f}, that of the newest one alone {alone:.4f}"
+    # A loss that is not a number decides nothing.
+    if not mean > alone:
+        return dataclasses.replace(chosen, how=f"{chosen.how}; {figures}")
+    if not obey:
+        how = f"the newest weight file, validation nll {alone:.4f}; that of the mean of {chosen.how} is {mean:.4f}"
+        return ChosenWeights(paths=(files[newest],), steps=(newest,), how=how)
+    better = as_typed(own_command("average", "--run-dir", run_dir, "--last", 1, "--out", out))
+    warning = (
+        f"the mean is worse than the newest weight file alone (validation nll {mean:.4f}, and {alone:.4f}), which "
+        f"this command writes instead: {better}"
+    )
+    return dataclasses.replace(chosen, how=f"{chosen.how}; {figures}", warnings=(*chosen.warnings, warning))
+
+
+def _validation_texts(run_dir: Path) -> _Texts:
+    texts: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {}
+    for folder in validation_folders(run_dir):
+        direction = folder.index.direction
+        if direction.name not in texts:
+            pairs = list(zip(*folder.valid_text(), strict=True))
+            spread = np.linspace(0, len(pairs) - 1, min(COMPARED_PAIRS, len(pairs))).round().astype(int)
+            texts[direction.name] = direction.tags, [pairs[i] for i in spread]
+    return list(texts.values())
+
+
+def _nll(paths: Sequence[Path], texts: _Texts) -> float:
+    """Compute the validation nll of a mean, in which every direction has equal weight, as in training."""
+    mean = mean_weights(paths)
+    model = mean.to_model(torch.device("cpu"), torch.float32)
+    try:
+        values = [reference_nll(model, mean.tokenizer, pairs, tags=tags) for tags, pairs in texts]
+    except UserError:
+        # The model computes numbers that are not finite.
+        return math.inf
+    return sum(values) / len(values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,10 +237,10 @@ def sweep(
     choices = as_kind(list[ChosenWeights], broadcast_object(found))
     source, reference = on_all_ranks(lambda: _dev_set(settings))
     settings = dataclasses.replace(settings, loading=with_agreed_precision(settings.loading, device))
-    text = read_test_set(source, reference)
+    lines = read_test_set(source, reference)
     candidates = []
     for chosen in choices:
-        candidates.append(_score(chosen, text, settings, device))
+        candidates.append(_score(chosen, lines, settings, device))
         report(candidates[-1])
     return Sweep(settings=settings, source=source, reference=reference, candidates=tuple(candidates))
 
@@ -174,16 +259,13 @@ def _dev_set(settings: AverageSettings) -> tuple[Path, Path]:
     return settings.src, settings.ref
 
 
-def _score(chosen: ChosenWeights, text: ReferencedText, settings: AverageSettings, device: torch.device) -> Candidate:
+def _score(chosen: ChosenWeights, lines: list[list[str]], settings: AverageSettings, device: torch.device) -> Candidate:
     loading, decoding = settings.loading, Decoding(split_over="no", **values_of(settings.search))
     mean = on_all_ranks(lambda: mean_weights(chosen.paths))
     info = on_all_ranks(lambda: mean.info.facing(loading.direction, loading.tags))
-    model = Transformer(mean.info.model)
-    model.load_state_dict(mean.weights)
-    mean.weights.clear()
-    model = for_decoding(model, device, *on_all_ranks(lambda: as_arithmetic(loading.precision, device)))
-    evaluation = evaluate_model(model, mean.tokenizer, info, text, settings=decoding, device=device)
-    pairs = list(zip(text.sources, text.references[0], strict=True))
+    model = mean.to_model(device, *on_all_ranks(lambda: as_arithmetic(loading.precision, device)))
+    evaluation = evaluate_model(model, mean.tokenizer, info, lines[0], lines[1:], settings=decoding, device=device)
+    pairs = list(zip(*lines, strict=True))
     nll = reference_nll(model, mean.tokenizer, pairs, tags=info.direction.tags)
     return Candidate(chosen=chosen, evaluation=evaluation, nll=nll)
 
@@ -227,24 +309,15 @@ def validation_folders(run_dir: Path) -> Iterator[DataFolder]:
         UserError: one is not available or has changed.
     """
     settings = read_json(run_dir / SETTINGS_FILE)
-    places, hashes = settings.get("data"), settings.get("data_sha256")
-    if not (isinstance(places, list) and isinstance(hashes, list) and len(places) == len(hashes)):
+    if not settings.get("data_sha256"):
         raise UserError(f"{run_dir / SETTINGS_FILE} does not name the training data: pass --src and --ref")
-    for place, sha256 in zip(map(str, places), hashes, strict=True):
-        yield _validated_on(run_dir, place, sha256)
-
-
-def _validated_on(run_dir: Path, place: str, sha256: str) -> DataFolder:
-    index = Path(place) / INDEX_FILE
-    if is_url(place) or not index.exists():
-        raise UserError(f"{run_dir} was validated on text of {place}, which is not available: pass --src and --ref")
-    try:
-        found = sha256_of(index)
-    except OSError as error:
-        raise UserError(f"{index} cannot be read ({error.strerror or error}): pass --src and --ref") from None
-    if found != sha256:
-        raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: pass --src and --ref")
-    return DataFolder.open(place)
+    for place, sha256 in zip(settings["data"], settings["data_sha256"], strict=True):
+        index, remedy = Path(place) / INDEX_FILE, "pass --src and --ref"
+        if not index.exists():
+            raise UserError(f"{run_dir} was validated on text of {place}, which is not available: {remedy}")
+        if sha256_of(index) != sha256:
+            raise UserError(f"the data folder {place} is not the one that {run_dir} was trained on: {remedy}")
+        yield DataFolder.open(place)
 
 
 def describe_steps(steps: Sequence[int]) -> str:

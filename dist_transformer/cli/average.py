@@ -64,8 +64,8 @@ def parse_arguments() -> AverageSettings:
 def average_once(settings: AverageSettings) -> None:
     from tqdm import tqdm
 
-    from dist_transformer.averaging.comparison import choose_better
     from dist_transformer.averaging.mean import write_mean
+    from dist_transformer.averaging.sweep import choose_better
 
     with tqdm(bar_format="{desc}", desc="comparing with the newest weight file", disable=None, leave=False):
         chosen = choose_better(settings)

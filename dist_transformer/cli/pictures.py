@@ -34,8 +34,6 @@ def main() -> None:
     for model in filter(None, (settings.model, settings.learned_model)):
         read_model_info(model)
 
-    from dist_transformer.pictures.collection import make_pictures
-    from dist_transformer.pictures.page import write_pictures
+    from dist_transformer.pictures.collection import make_pictures, write_pictures
 
-    made = make_pictures(settings)
-    say(write_pictures(settings.out, made.pictures, made.notes))
+    say(write_pictures(settings.out, *make_pictures(settings)))

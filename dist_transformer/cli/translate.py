@@ -62,7 +62,7 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.schema import FLAT, FlagRules, require_positive, settings_of, values_of
 from dist_transformer.data.text.lines import decode_lines, read_stream
 from dist_transformer.data.text.pairs import expand
-from dist_transformer.evaluation.closest import Closest
+from dist_transformer.evaluation.bleu import Closest
 from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.inference.decoding import RULES, Decoding, Loading
 from dist_transformer.inference.files.formats import Format, OutputFormat
@@ -243,7 +243,6 @@ def translate_files(settings: TranslateSettings, output: Path, device: "torch.de
         chunk_lines=how["chunk_lines"],
         settings={each.flag: how[each.name] for each in settings_of(TranslateSettings) if each.name not in _PLACES},
         beside=settings.beside,
-        one_line_each=settings.output_format.one_line_each,
     )
     notes = Counter[str]()
     translate = translation_of(settings, translator, info, notes, job.inputs[0])
@@ -260,7 +259,7 @@ def load_translator(
     if settings.closest_to is not None:
         decoding = replace(decoding, nbest=decoding.beam)
     model, tokenizer, info = load_joint(settings.model, loading, device)
-    return Translator.of(model, tokenizer, info, device, decoding), info
+    return Translator(model, tokenizer, device, decoding, info), info
 
 
 def translation_of(

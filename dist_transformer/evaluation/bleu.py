@@ -7,11 +7,14 @@ papers before sacreBLEU; it depends on the tokeniser, which the signature names.
 import importlib.metadata
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.language_codes import base_language, bleu_tokenizer
+
+if TYPE_CHECKING:
+    from dist_transformer.inference.translator import Translation
 
 # Same as Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, which the paper's English-German scores use: a single letter between
 # two hyphens belongs to the first match, and the second hyphen stays.
@@ -51,16 +54,7 @@ class Scores:
 
     def report(self) -> dict[str, Any]:
         """Convert to JSON values; a score that the language does not have is null."""
-        names = (
-            "bleu",
-            "bleu_cased",
-            "bleu_lowercase",
-            "bleu_tokenized",
-            "bleu_compound_split",
-            "chrf",
-            "chrf_pp",
-            "ter",
-        )
+        names = ("bleu", *(field.name for field in fields(self) if field.name not in ("language", "lowercase")))
         scores: dict[str, Score | None] = {name: getattr(self, name) for name in names}
         return {
             **{name: None if score is None else score.value for name, score in scores.items()},
@@ -100,13 +94,13 @@ def corpus_bleu(
         UserError: their numbers differ, or there are none.
     """
     _check_counts(hypotheses, references)
-    return _scored(bleu_metric(target_language, lowercase=lowercase), hypotheses, [references])
+    return _scored(metric_of("bleu", target_language, lowercase=lowercase), hypotheses, [references])
 
 
 def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
     """Compute sacreBLEU's chrF in the same way."""
     _check_counts(hypotheses, references)
-    return _scored(chrf_metric(lowercase=lowercase), hypotheses, [references])
+    return _scored(metric_of("chrf", lowercase=lowercase), hypotheses, [references])
 
 
 def count_edits(
@@ -119,7 +113,7 @@ def count_edits(
     Returns:
         edits, words, and the signature of the metric; without sentences, it is empty.
     """
-    metric = ter_metric(target_language)
+    metric = metric_of("ter", target_language)
     found = [metric.sentence_score(each, [one]) for each, one in zip(hypotheses, references, strict=True)]
     signature = str(metric.get_signature()) if found else ""
     return sum(score.num_edits for score in found), sum(score.ref_length for score in found), signature
@@ -130,35 +124,43 @@ def edit_rate(edits: float, words: float) -> float:
     return 100 * (edits / words if words > 0 else float(edits > 0))
 
 
-def bleu_metric(target_language: str, *, lowercase: bool) -> Any:
-    """Return sacreBLEU's metric for the main score."""
+def metric_of(name: str, target_language: str = "", *, lowercase: bool = False, effective_order: bool = False) -> Any:
+    """Return a metric of sacreBLEU.
+
+    Args:
+        name: `bleu`, the main score; `chrf`, of character n-grams up to 6; `chrf_pp`, also of word n-grams up to 2;
+            `ter`, which ignores case by convention.
+        target_language: needed by `bleu` and `ter`, which split text into words.
+        effective_order: whether `bleu` has only the orders that a hypothesis has, as for single sentences.
+    """
     # Imported late: it loads readers of many formats, and only evaluation needs it.
-    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics import BLEU, CHRF, TER
 
-    return BLEU(tokenize=bleu_tokenizer(target_language), lowercase=lowercase)
-
-
-def chrf_metric(*, lowercase: bool) -> Any:
-    """Return sacreBLEU's chrF: character n-grams up to 6."""
-    from sacrebleu.metrics.chrf import CHRF
-
-    return CHRF(lowercase=lowercase)
-
-
-def ter_metric(target_language: str) -> Any:
-    """Return sacreBLEU's TER, which ignores case by convention."""
-    from sacrebleu.metrics.ter import TER
-
-    # In text without spaces a sentence would be one word, and any error would be 100%.
-    by_character = bleu_tokenizer(target_language) != "13a"
-    return TER(normalized=by_character, asian_support=by_character)
+    if name == "bleu":
+        return BLEU(tokenize=bleu_tokenizer(target_language), lowercase=lowercase, effective_order=effective_order)
+    if name == "ter":
+        # In text without spaces a sentence would be one word, and any error would be 100%.
+        by_character = bleu_tokenizer(target_language) != "13a"
+        return TER(normalized=by_character, asian_support=by_character)
+    return CHRF(word_order=2 if name == "chrf_pp" else 0, lowercase=lowercase)
 
 
-def chrf_pp_metric(*, lowercase: bool) -> Any:
-    """Return sacreBLEU's chrF++: character n-grams up to 6, word n-grams up to 2."""
-    from sacrebleu.metrics.chrf import CHRF
+class Closest:
+    """Choice of the hypothesis with the best sentence BLEU, as Kim and Rush (2016) make targets for a student.
 
-    return CHRF(word_order=2, lowercase=lowercase)
+    The BLEU of a sentence is sacreBLEU's, with only the orders that the hypothesis has.
+
+    Args:
+        lowercase: compare without case, for a model that writes no capitals.
+    """
+
+    def __init__(self, language: str, *, lowercase: bool) -> None:
+        self._metric = metric_of("bleu", language, lowercase=lowercase, effective_order=True)
+
+    def __call__(self, translation: "Translation", reference: str) -> "Translation":
+        """Keep one hypothesis of a line; among equal ones, the one that the model finds best."""
+        best = max(translation.hypotheses, key=lambda one: self._metric.sentence_score(one.text, [reference]).score)
+        return replace(translation, hypotheses=(best,))
 
 
 def score(
@@ -183,13 +185,13 @@ def score(
     return Scores(
         language=target_language,
         lowercase=lowercase,
-        bleu_cased=_scored(bleu_metric(target_language, lowercase=False), hypotheses, references),
-        bleu_lowercase=_scored(bleu_metric(target_language, lowercase=True), hypotheses, references),
+        bleu_cased=_scored(metric_of("bleu", target_language), hypotheses, references),
+        bleu_lowercase=_scored(metric_of("bleu", target_language, lowercase=True), hypotheses, references),
         bleu_tokenized=tokenized,
         bleu_compound_split=compound_split,
-        chrf=_scored(chrf_metric(lowercase=lowercase), hypotheses, references),
-        chrf_pp=_scored(chrf_pp_metric(lowercase=lowercase), hypotheses, references),
-        ter=_scored(ter_metric(target_language), hypotheses, references),
+        chrf=_scored(metric_of("chrf", lowercase=lowercase), hypotheses, references),
+        chrf_pp=_scored(metric_of("chrf_pp", lowercase=lowercase), hypotheses, references),
+        ter=_scored(metric_of("ter", target_language), hypotheses, references),
     )
 
 

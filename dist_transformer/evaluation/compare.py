@@ -5,12 +5,12 @@ replacement, and counts how often the difference of two systems would be as larg
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dist_transformer.data.text.pairs import read_aligned
-from dist_transformer.evaluation.bleu import Scores, bleu_metric, chrf_pp_metric, score
+from dist_transformer.evaluation.bleu import Scores, metric_of, score
 
 _LABELS = {"bleu": "BLEU", "chrf_pp": "chrF++"}
 
@@ -49,11 +49,7 @@ class Comparison:
         if len(systems) == 1:
             return {**systems[0], **test_set}
         for number, system in enumerate(systems):
-            found = {name: row[number] for name, row in self.resampled.items()}
-            system["paired_bootstrap"] = {
-                name: {"mean": each.mean, "margin": each.margin, "p_value": each.p_value}
-                for name, each in found.items()
-            }
+            system["paired_bootstrap"] = {name: asdict(row[number]) for name, row in self.resampled.items()}
         return {**test_set, "systems": systems, "signatures": self.signatures}
 
     def __str__(self) -> str:
@@ -108,14 +104,11 @@ def _bootstrap(
 ) -> tuple[dict[str, tuple[Resampled, ...]], dict[str, str]]:
     from sacrebleu.significance import PairedTest
 
-    metrics = {
-        "bleu": bleu_metric(target_language, lowercase=lowercase),
-        "chrf_pp": chrf_pp_metric(lowercase=lowercase),
-    }
     systems = [(str(number), lines) for number, lines in enumerate(hypotheses)]
     resampled: dict[str, tuple[Resampled, ...]] = {}
     signatures: dict[str, str] = {}
-    for name, metric in metrics.items():
+    for name in ("bleu", "chrf_pp"):
+        metric = metric_of(name, target_language, lowercase=lowercase)
         # One metric at a time: results have sacreBLEU's own metric names, after a column of system names.
         test: Any = PairedTest(systems, {name: metric}, references, test_type="bs")
         found_signatures, found = test()

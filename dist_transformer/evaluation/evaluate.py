@@ -18,9 +18,9 @@ from dist_transformer.evaluation.languages import warn_of_wrong_side
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.evaluation.settings import EvaluateSettings
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.loading import load_joint, with_agreed_precision
-from dist_transformer.inference.scoring import longest_line, score_ids
+from dist_transformer.inference.scoring import encode_pairs, longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo
@@ -73,15 +73,6 @@ class Evaluation:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReferencedText:
-    """Text to translate, and its references."""
-
-    sources: list[str]
-    references: tuple[list[str], ...]
-    """One or several references, each with a line for every source."""
-
-
 def evaluate(
     settings: EvaluateSettings, *, device: torch.device, warn: Callable[[str], object] = lambda _: None
 ) -> Evaluation:
@@ -97,53 +88,52 @@ def evaluate(
         UserError: a file is unfit on some rank; every rank raises it.
     """
     assert settings.src is not None
-    test_set = read_test_set(settings.src, *settings.ref)
+    sources, *references = read_test_set(settings.src, *settings.ref)
     loading = with_agreed_precision(settings.loading, device)
     model, tokenizer, info = on_all_ranks(lambda: load_joint(settings.model, loading, device))
     if rank() == 0:
-        texts = (test_set.sources, settings.src), (test_set.references[0], settings.ref[0])
+        texts = (sources, settings.src), (references[0], settings.ref[0])
         flags = "whether --src and --ref are swapped, and --direction"
         warn_of_wrong_side(warn, info, tokenizer, flags, *texts)
     decoding = Decoding(**values_of(settings.decoding))
     evaluation = evaluate_model(
-        model, tokenizer, info, test_set, settings=decoding, device=device, lowercase=settings.lowercase
+        model, tokenizer, info, sources, references, settings=decoding, device=device, lowercase=settings.lowercase
     )
     return replace(evaluation, precision=loading.precision, model_folders=settings.model)
 
 
-def read_test_set(source: Path, *references: Path) -> ReferencedText:
-    """Read source and reference lines, the same on every rank. Collective: every rank must call it.
+def read_test_set(source: Path, *references: Path) -> list[list[str]]:
+    """Read source lines and those of each reference, the same on every rank. Collective: every rank must call it.
 
     Raises:
         UserError: the files cannot be read, are empty or of different length; every rank raises it.
     """
     # One rank reads, so that all have the same text even if a file changes meanwhile.
     texts = on_all_ranks(lambda: read_aligned(source, *references) if rank() == 0 else None)
-    texts = broadcast_object(texts)
-    assert texts is not None
-    return ReferencedText(sources=texts[0], references=tuple(texts[1:]))
+    return broadcast_object(texts) or []
 
 
 def evaluate_model(
     model: DecodingModel,
     tokenizer: Vocabulary,
     info: ModelInfo,
-    test_set: ReferencedText,
+    sources: Sequence[str],
+    references: Sequence[Sequence[str]],
     *,
     settings: Decoding,
     device: torch.device,
     lowercase: bool = False,
 ) -> Evaluation:
     """Evaluate a loaded model, for the direction of `info`, on loaded text. Collective: every rank must call it."""
-    translator = on_all_ranks(lambda: Translator.of(model, tokenizer, info, device, settings))
+    translator = on_all_ranks(lambda: Translator(model, tokenizer, device, settings, info))
     start = time.perf_counter()
-    translations = translator.translate_distributed(test_set.sources)
+    translations = translator.translate_distributed(sources)
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     ignore_case = lowercase or tokenizer.target.lowercase
     scores = on_all_ranks(
         lambda: (
-            score(hypotheses, *test_set.references, target_language=info.target_language, lowercase=ignore_case)
+            score(hypotheses, *references, target_language=info.target_language, lowercase=ignore_case)
             if rank() == 0
             else None
         )
@@ -153,8 +143,8 @@ def evaluate_model(
         info=info,
         notes=(
             *noted(count_notes(translations)),
-            *_unsplit(translator, info, test_set.sources),
-            *_notes(tokenizer, test_set),
+            *_unsplit(translator, info, sources),
+            *_notes(tokenizer, references),
         ),
         hypotheses=hypotheses,
         decoding=settings,
@@ -176,8 +166,8 @@ def _unsplit(translator: Translator, info: ModelInfo, sources: Sequence[str]) ->
     )
 
 
-def _notes(tokenizer: Vocabulary, test_set: ReferencedText) -> tuple[str, ...]:
-    if tokenizer.target.lowercase and any(line != line.lower() for lines in test_set.references for line in lines):
+def _notes(tokenizer: Vocabulary, references: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    if tokenizer.target.lowercase and any(line != line.lower() for lines in references for line in lines):
         return ("lowercased model, references with capitals: the cased BLEU has no meaning",)
     return ()
 
@@ -201,13 +191,10 @@ def reference_nll(
         pairs: source and reference lines, the same on every rank.
         tags: tags in front of every source.
     """
-    longest = longest_line(model)
-    sources = tokenizer.source.encode_batch([source for source, _ in pairs])
-    targets = tokenizer.target.encode_batch([target for _, target in pairs])
-    prefix = tokenizer.source.tag_ids(tags)
-    tagged = [[*prefix, *source] for source in sources]
-    ids = [pair for pair in zip(tagged, targets, strict=True) if max(map(len, pair)) <= longest]
-    scores = score_ids(model, ids, device=model.embedding.device)
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    encoded = encode_pairs(tokenizer, sources, targets, tags)
+    ids = [pair for pair in encoded if max(map(len, pair)) <= longest_line(model)]
+    scores = score_ids(model, ids, device=model.device)
     values = [value for score in scores for value in score.token_log_probabilities]
     # fsum does not depend on the order, and therefore not on the number of ranks.
     return -math.fsum(values) / len(values) if values else math.nan

@@ -9,9 +9,9 @@ from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import make_folder, write_file
-from dist_transformer.config.measures import LABELS
+from dist_transformer.config.measures import LABELS, Measure
 from dist_transformer.config.plain import read_json
-from dist_transformer.inference.attention_maps import cross_attention_maps, readable_pieces
+from dist_transformer.inference.attention_maps import attention_maps, readable_pieces
 from dist_transformer.inference.translator import Translator
 from dist_transformer.run.layout import SAMPLES, step_name
 
@@ -64,12 +64,9 @@ class SampleSheet:
     @property
     def scores(self) -> dict[str, tuple[float, str]]:
         """Score and signature of each metric, by its label."""
-        found = {LABELS["bleu"]: (self.bleu, self.signature)}
-        if self.chrf is not None:
-            found[LABELS["chrf"]] = self.chrf, self.signatures.get("chrf", "")
-        if self.ter is not None:
-            found[LABELS["ter"]] = self.ter, self.signatures.get("ter", "")
-        return found
+        found: dict[Measure, float | None] = {"bleu": self.bleu, "chrf": self.chrf, "ter": self.ter}
+        signatures = {"bleu": self.signature, **self.signatures}
+        return {LABELS[name]: (value, signatures.get(name, "")) for name, value in found.items() if value is not None}
 
 
 def make_samples(
@@ -121,7 +118,7 @@ def lines_of(sheet: SampleSheet) -> str:
 
 
 def _mean_of_heads(translator: Translator, source: list[int], target: list[int]) -> list[list[list[float]]] | None:
-    mean_LTS = cross_attention_maps(translator.model, source, target).double().mean(1)
+    mean_LTS = attention_maps(translator.model, source, target, "cross")["cross"].double().mean(1)
     # If the weights are no longer finite, the sample still has its text.
     return mean_LTS.round(decimals=3).tolist() if mean_LTS.isfinite().all() else None
 
@@ -133,7 +130,9 @@ def write_sheet(run_dir: Path, *sheets: SampleSheet) -> Path:
         UserError: the file cannot be written.
     """
     path = run_dir / SAMPLES / f"{step_name(sheets[0].step)}.json"
-    plain = [_without_none(dataclasses.asdict(sheet)) for sheet in sheets]
+    plain = [
+        {name: value for name, value in dataclasses.asdict(sheet).items() if value is not None} for sheet in sheets
+    ]
     content = plain[0] if len(plain) == 1 else {"sheets": plain}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     make_folder(path.parent)
@@ -149,10 +148,6 @@ def read_sheets(run_dir: Path) -> list[SampleSheet]:
     """
     sheets = [sheet for path in (run_dir / SAMPLES).glob("step-*.json") for sheet in _read_sheets(path)]
     return sorted(sheets, key=lambda sheet: sheet.step)
-
-
-def _without_none(sheet: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sheet.items() if value is not None}
 
 
 def _read_sheets(path: Path) -> list[SampleSheet]:

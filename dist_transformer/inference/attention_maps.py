@@ -1,39 +1,53 @@
 """Attention weights of a model for one sentence pair."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-import numpy as np
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, Tokenizer
-from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, SPECIALS, Tokenizer, Vocabulary
+from dist_transformer.inference.batches import evaluating, pack_sentences
+from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.model.attention import AttentionLayout, MultiHeadAttention, Role
-from dist_transformer.model.layers import DecoderLayer, EncoderLayer
-from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
+
+BEGIN, END = SPECIALS[2:]
+# Zero-width (non-)joiners: parts of words in Persian, Sinhala and others, although Python calls them not printable.
+_JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionMaps:
-    """Weights softmax(Q K^T / sqrt(d_k)) of every layer and head, fp32 on the CPU; every row sums to 1.
+class Attention:
+    """Weights softmax(Q Kᵀ / √d_k) of every layer and head, fp32 on the CPU; every row sums to 1.
 
-    S = len(source) + 1 source tokens, `</s>` last; T = len(target) + 1 steps, the last of which produces `</s>`.
+    L layers, H heads, S = len(source) pieces, T = len(target) pieces; both end with `</s>`.
     """
 
-    encoder_LHSS: torch.Tensor
-    """Self-attention of the encoder."""
-    decoder_LHTT: torch.Tensor
-    """Self-attention of the decoder: row i produces token i of `target </s>` and sees tokens 0 to i of `<s> target`."""
-    cross_LHTS: torch.Tensor
-    """Cross-attention of the decoder."""
+    source: list[str]
+    """Pieces of the source in readable form: a space is `▁`."""
+    target: list[str]
+    """Pieces of the target: row i of `decoder` and `cross` is the step that produces `target[i]`."""
+    seen: list[str]
+    """Columns of `decoder`: the decoder's input pieces, `<s>` first."""
+    encoder: torch.Tensor
+    """Self-attention of the encoder, shape (L, H, S, S)."""
+    decoder: torch.Tensor
+    """Self-attention of the decoder, shape (L, H, T, T): zero above the diagonal."""
+    cross: torch.Tensor
+    """Attention of each step to the source, shape (L, H, T, S)."""
+
+    def of_kind(self, kind: Role) -> tuple[list[str], list[str], torch.Tensor]:
+        """Return the pieces of the rows and of the columns of one kind of attention, and its weights."""
+        rows = self.source if kind == "encoder" else self.target
+        return rows, self.seen if kind == "decoder" else self.source, getattr(self, kind)
 
 
-def attention_maps(model: DecodingModel, source: Sequence[int], target: Sequence[int]) -> AttentionMaps:
-    """Return the weights of every kind of attention while the model reads a sentence and `<s> target`.
+def attention_of(
+    model: DecodingModel, tokenizer: Vocabulary, source: Sequence[int], target: Sequence[int]
+) -> Attention:
+    """Return every kind of attention, with pieces, while the model reads a sentence and `<s> target`.
 
     Args:
         source: ids without special tokens.
@@ -42,58 +56,40 @@ def attention_maps(model: DecodingModel, source: Sequence[int], target: Sequence
     Raises:
         UserError: the model is an ensemble.
     """
-    maps = _maps(model, source, target, "encoder", "decoder", "cross")
-    return AttentionMaps(encoder_LHSS=maps["encoder"], decoder_LHTT=maps["decoder"], cross_LHTS=maps["cross"])
+    maps = attention_maps(model, source, target, "encoder", "decoder", "cross")
+    pieces = readable_pieces(tokenizer.target, target)
+    return Attention(
+        source=readable_pieces(tokenizer.source, source), target=pieces, seen=[BEGIN, *pieces[:-1]], **maps
+    )
 
 
-def cross_attention_maps(model: DecodingModel, source: Sequence[int], target: Sequence[int]) -> torch.Tensor:
-    """Return `AttentionMaps.cross_LHTS` alone."""
-    return _maps(model, source, target, "cross")["cross"]
+def attention_maps(
+    model: DecodingModel, source: Sequence[int], target: Sequence[int], *kinds: Role
+) -> dict[Role, torch.Tensor]:
+    """Return the weights of some kinds of attention, as `attention_of` does.
 
-
-@torch.no_grad()
-def _maps(model: DecodingModel, source: Sequence[int], target: Sequence[int], *roles: Role) -> dict[Role, torch.Tensor]:
-    """Compute the maps in hooks of the forward pass, from the inputs of its layers, so that training costs no more."""
+    They are computed in hooks of the forward pass, from the inputs of its layers, so that training costs no more.
+    """
     if not isinstance(model, Transformer):
         raise UserError("attention is that of one model, and this is an ensemble: load one of its models alone")
-    maps: dict[Role, list[torch.Tensor]] = {role: [] for role in roles}
+    maps: dict[Role, list[torch.Tensor]] = {kind: [] for kind in kinds}
 
     def keep(attention: MultiHeadAttention, inputs: tuple[torch.Tensor, torch.Tensor | None, AttentionLayout]) -> None:
         x_TD, memory_SD, layout = inputs
         maps[attention.role].append(attention.weights(x_TD, memory_SD, causal=layout.causal))
 
     # The hooks run right before the layer computes, when ZeRO-3 has gathered its parameters.
-    hooks = [attention.register_forward_pre_hook(keep) for attention in _attentions(model) if attention.role in maps]
-    was_training = model.training
-    model.eval()
+    attentions = [each for each in model.modules() if isinstance(each, MultiHeadAttention) and each.role in maps]
+    hooks = [attention.register_forward_pre_hook(keep) for attention in attentions]
     try:
-        device = model.embedding.device
-        source_side = _one_sentence([*source, EOS_ID]).to(device)
-        target_side = _one_sentence([BOS_ID, *target]).to(device)
-        model.decode(target_side, model.encode(source_side), source_side)
+        with evaluating(model), torch.no_grad():
+            source_side = pack_sentences([[*source, EOS_ID]], model.device)
+            target_side = pack_sentences([[BOS_ID, *target]], model.device)
+            model.decode(target_side, model.encode(source_side), source_side)
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return {role: torch.stack(layers).cpu() for role, layers in maps.items()}
-
-
-def _attentions(model: Transformer) -> Iterable[MultiHeadAttention]:
-    for encoder_layer in cast(Iterable[EncoderLayer], model.encoder):
-        yield encoder_layer.self_attention
-    for decoder_layer in cast(Iterable[DecoderLayer], model.decoder):
-        yield decoder_layer.self_attention
-        yield decoder_layer.cross_attention
-
-
-def _one_sentence(ids: list[int]) -> PackedTokens:
-    length = len(ids)
-    return pack_side(np.array(ids, dtype=np.int64), np.array([length]), size=length, offset_count=2, max_length=length)
-
-
-BEGIN, END = SPECIALS[2:]
-# Zero-width (non-)joiners: parts of words in Persian, Sinhala and others, although Python calls them not printable.
-_JOINERS = "\u200c\u200d"
+    return {kind: torch.stack(layers).cpu() for kind, layers in maps.items()}
 
 
 def readable_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -1,13 +1,32 @@
-"""Batches of sentences for decoding: of similar length, longest first, so that a lack of memory shows early.
+"""Batches of sentences for decoding: how they are formed and laid out, and the best extensions of their hypotheses.
 
-On a CPU all sentences of a batch begin together, and its steps get smaller as sentences end. On CUDA a step is launched
-as a graph of fixed shapes. A batch then has more sentences than slots, and when a sentence ends, the next one takes its
+Sentences of a batch have similar lengths, and the longest come first, so that a lack of memory shows early. On a CPU
+all sentences of a batch begin together, and its steps get smaller as sentences end. On CUDA a step is launched as a
+graph of fixed shapes. A batch then has more sentences than slots, and when a sentence ends, the next one takes its
 slot.
+
+The tensors over the vocabulary are the largest ones of decoding. On a CPU, projection, softmax and selection process a
+few rows at a time, which stay in the cache. Compiled code reads a row twice; torch's operators read it many times.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.inference.decoding import Decoding
+from dist_transformer.inference.ensemble import DecodingModel
+from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
+from dist_transformer.model import cpu_kernels
+from dist_transformer.model.packed import PackedTokens, pack_side
+from dist_transformer.model.products import Linear
 
 # A short sentence costs as much as this many tokens: its beams have logits and caches too.
 _LEAST_COST = 8
@@ -17,6 +36,25 @@ _LEAST_ROOM = 32
 # Sentences per slot in a batch. More would leave fewer batches to share among ranks; fewer would leave slots idle more
 # often, because slots are idle at the end of each batch.
 _SENTENCES_OF_A_SLOT = 8
+# With refilled slots, sizes are multiples of this, because GPU kernels read masks in pieces of this size.
+_MULTIPLE = 8
+# Logits that are computed at a time. On a CPU torch's operators read them many times, so 2 MB of fp32 should stay in
+# the cache of a core. Compiled code reads them only twice, and the matrix product is faster with more rows. The same
+# holds on a GPU.
+_ELEMENTS = {"cpu": 2**19, "compiled": 2**22, "cuda": 2**31}
+# Values per block in the search for the largest values: only the maximum of a block is compared at first.
+_BLOCK = 64
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and afterwards back in its mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +108,208 @@ def _cut(costs: Sequence[int], budget: float) -> list[slice]:
         cuts.append(slice(start, stop))
         start = stop
     return cuts
+
+
+def pack_sentences(sentences: Sequence[Sequence[int]], device: torch.device) -> PackedTokens:
+    """Lay the tokens of sentences end to end."""
+    lengths = np.array(list(map(len, sentences)))
+    tokens = np.fromiter(itertools.chain.from_iterable(sentences), dtype=np.int64)
+    packed = pack_side(tokens, lengths, size=len(tokens), offset_count=len(lengths) + 1, max_length=int(lengths.max()))
+    return packed.to(device)
+
+
+class Running:
+    """Sentences that a model decodes at a time, each in a slot with its hypotheses: limits, caches, prefixes.
+
+    Args:
+        sources, settings, never, prefixes, linear: as for `beam_search`.
+        slots: number of slots; they are idle at first.
+        beam_size: hypotheses per slot.
+        fixed_shapes: whether all steps have the same shapes.
+    """
+
+    def __init__(
+        self,
+        model: DecodingModel,
+        sources: Sequence[Sequence[int]],
+        settings: Decoding,
+        never: Sequence[int],
+        prefixes: Prefixes | None,
+        linear: Linear,
+        *,
+        slots: int,
+        beam_size: int,
+        fixed_shapes: bool = False,
+    ) -> None:
+        self.model, self.sources, self.settings, self.device = model, sources, settings, model.device
+        lengths, positions = np.array([len(source) for source in sources]), model.config.max_positions
+        if prefixes is not None:
+            lengths = np.maximum(lengths, prefixes.least_lengths())
+        self.limits = np.minimum(lengths + settings.max_extra_tokens, positions - 1)
+        """Most tokens of each output, without `</s>`."""
+        source_room, self.longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
+        if fixed_shapes:
+            source_room, self.longest = _rounded(source_room), min(_rounded(self.longest), positions)
+        self.state: Any = model.new_decoder_state(
+            slots=slots,
+            beam_size=beam_size,
+            source_room=source_room,
+            longest=self.longest,
+            fixed_shapes=fixed_shapes,
+            linear=linear,
+        )
+        self.tracker: PrefixTracker | None = None
+        if prefixes is not None:
+            self.tracker = PrefixTracker(prefixes, slots=slots, beam_size=beam_size, device=self.device)
+        self.never = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
+
+    def begin_sentences(self, slots_n: torch.Tensor, sentences: Sequence[int]) -> None:
+        """Put the sentences at these places of the sources into slots."""
+        packed = pack_sentences([(*self.sources[i], EOS_ID) for i in sentences], self.device)
+        self.model.begin_sentences(self.state, slots_n, packed)
+        if self.tracker is not None:
+            self.tracker.begin(slots_n, sentences)
+
+    def allowed(self, *, rows: int) -> torch.Tensor | None:
+        """Return which tokens the first `rows` hypotheses of each slot may take, shape (N · rows, V); None: all."""
+        return None if self.tracker is None else self.tracker.allowed(self.state.positions_N, rows=rows)
+
+    def end_step(self, parents_Nk: torch.Tensor, tokens_Nk: torch.Tensor) -> None:
+        """Continue each place of the beam from the hypothesis that was at place `parents`, with a token more."""
+        if self.tracker is not None:
+            self.tracker.advance(self.state.positions_N, parents_Nk, tokens_Nk)
+        self.state.end_step(parents_Nk)
+
+    def keep_slots(self, kept_N: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
+        """Drop the other slots. The last ones move to the places that become free, so that little is copied.
+
+        Returns:
+            the old slot of each place, on the host and on the device.
+        """
+        count = kept_N.sum()
+        order = np.arange(count)
+        moved = np.flatnonzero(~kept_N[:count])
+        order[moved] = count + np.flatnonzero(kept_N[count:])
+        order_N = torch.from_numpy(order).to(self.device)
+        self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
+        if self.tracker is not None:
+            self.tracker.keep(order_N)
+        return order, order_N
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _MULTIPLE) * _MULTIPLE
+
+
+def best_extensions(
+    model: DecodingModel,
+    hidden_BD: torch.Tensor,
+    alive_logp_Nk: torch.Tensor,
+    *,
+    linear: Linear,
+    count: int,
+    never: torch.Tensor,
+    ends_only_N: torch.Tensor,
+    allowed_BV: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Select the `count` most probable extensions of each sentence's k hypotheses.
+
+    Extensions of equal probability are ordered by hypothesis, then by token.
+
+    Args:
+        model: projects hidden states to logits.
+        hidden_BD: hidden states of the hypotheses, sentence-major: (N · k, D).
+        alive_logp_Nk: log probability of the hypotheses.
+        linear: computes the projection.
+        never: tokens that are not chosen; the probabilities of the others stay the model's.
+        allowed_BV: bool; the only tokens that each hypothesis may take; None: all.
+        ends_only_N: bool; sentences whose hypotheses have the maximum length and may only take `</s>`.
+
+    Returns:
+        Log probability with the extension, hypothesis, token, and whether the hypothesis must end although another
+        token is more probable than `</s>`; each of shape (N, count). If there are fewer extensions, the rest has a log
+        probability of -inf.
+    """
+    sentences, beam = alive_logp_Nk.shape
+    vocabulary = model.config.output_size
+    compiled, count_of_row = allowed_BV is None and _compiles(hidden_BD), min(count, vocabulary)
+    rows = max(1, _ELEMENTS["compiled" if compiled else hidden_BD.device.type] // vocabulary)
+    found = []
+    for row, hidden_RD in enumerate(hidden_BD.split(rows)):
+        logits_RV = model.project(hidden_RD, linear)
+        if compiled:
+            found.append(cpu_kernels.best_tokens(logits_RV, count=count_of_row, never=never, end=EOS_ID))
+        else:
+            allowed_RV = None if allowed_BV is None else allowed_BV[row * rows : (row + 1) * rows]
+            found.append(_select(logits_RV, count_of_row, never, allowed_RV))
+    value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
+    value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)
+    end_Nk = end_B.view(sentences, beam)
+    is_cut_Nk = ends_only_N.unsqueeze(1) & (token_NkX[:, :, 0] != EOS_ID)
+    value_NkX, token_NkX = _replace_by_ends(value_NkX, token_NkX, end_Nk, ends_only_N)
+    # The best of a sentence are among the best of its hypotheses.
+    value_NX, order_NX = (value_NkX + alive_logp_Nk.unsqueeze(2)).flatten(1).sort(dim=1, descending=True, stable=True)
+    order_Nc = order_NX[:, :count]
+    parent_Nc = order_Nc // value_NkX.shape[2]
+    token_Nc = token_NkX.flatten(1).gather(1, order_Nc)
+    return value_NX[:, :count], parent_Nc, token_Nc, is_cut_Nk.gather(1, parent_Nc)
+
+
+def _compiles(hidden: torch.Tensor) -> bool:
+    return hidden.device.type == "cpu" and cpu_kernels.takes(hidden.dtype)
+
+
+def _select(
+    logits_RV: torch.Tensor, count: int, never: torch.Tensor, allowed_RV: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what `cpu_kernels.best_tokens` does, on any device, and only with the tokens that are allowed."""
+    logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    if allowed_RV is not None:
+        logp_RV.masked_fill_(~allowed_RV, -torch.inf)
+    end_R = logp_RV[:, EOS_ID].clone()
+    return *largest(logp_RV.index_fill_(1, never, -torch.inf), count), end_R
+
+
+def _replace_by_ends(
+    value_NkX: torch.Tensor, token_NkX: torch.Tensor, end_Nk: torch.Tensor, ends_only_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replace the extensions of sentences of maximum length by `</s>` alone."""
+    only_end = functional.pad(end_Nk.unsqueeze(2), (0, value_NkX.shape[2] - 1), value=-torch.inf)
+    only_token = torch.full_like(token_NkX, PAD_ID)
+    only_token[:, :, 0] = EOS_ID
+    ends_only_N11 = ends_only_N[:, None, None]
+    return torch.where(ends_only_N11, only_end, value_NkX), torch.where(ends_only_N11, only_token, token_NkX)
+
+
+def largest(values_RV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select the `count` largest fp32 values of each row and their places; equal values in order of place.
+
+    Blocks are ordered by their maxima, and by place if these are equal. Each of the first `count` blocks has a value
+    that comes before any value of the other blocks, so only these blocks are searched. The host reads no value.
+    """
+    blocks = values_RV.shape[1] // _BLOCK
+    if blocks < 4 * count:
+        places_Rc = _order(values_RV, count)
+        return values_RV.gather(1, places_Rc), places_Rc
+    body_RbX = values_RV[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
+    chosen_Rc1 = _order(body_RbX.amax(2), count).sort(dim=1).values.unsqueeze(2)
+    inside_RcX = body_RbX.gather(1, chosen_Rc1.expand(-1, -1, _BLOCK))
+    places_RcX = chosen_Rc1 * _BLOCK + torch.arange(_BLOCK, device=values_RV.device)
+    # The end of the vocabulary, which does not fill a block, takes part as a whole.
+    tail = torch.arange(blocks * _BLOCK, values_RV.shape[1], device=values_RV.device)
+    values = torch.cat([inside_RcX.flatten(1), values_RV[:, blocks * _BLOCK :]], dim=1)
+    places = torch.cat([places_RcX.flatten(1), tail.expand(len(values_RV), -1)], dim=1)
+    order_Rc = _order(values, count)
+    return values.gather(1, order_Rc), places.gather(1, order_Rc)
+
+
+def _order(values_RX: torch.Tensor, count: int) -> torch.Tensor:
+    """Find the places of the largest values, shape (R, count).
+
+    They are compared by distinct int64 keys, because `topk` promises no order among equal values. The bits of fp32
+    numbers, read as integers, are in order for positive numbers and in reverse order for negative ones.
+    """
+    bits = values_RX.contiguous().view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    places = torch.arange(values_RX.shape[1] - 1, -1, -1, device=values_RX.device)
+    return ((ordered.long() << 32) + places).topk(count).indices

@@ -12,27 +12,24 @@ instead (tensor2tensor; here a large `least_growth`) nothing is lost for certain
 more steps, in which almost no hypothesis wins.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from dist_transformer.inference.candidates import best_extensions
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from dist_transformer.inference.batches import Running, best_extensions, evaluating
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.interface import DecodingModel, DecodingState
-from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
-from dist_transformer.model.packed import PackedTokens, pack_side
+from dist_transformer.inference.ensemble import DecodingModel
+from dist_transformer.inference.prefixes import Prefixes
 from dist_transformer.model.products import Linear
 
 # Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
-# With refilled slots, sizes are multiples of this, because GPU kernels read masks in pieces of this size.
-_MULTIPLE = 8
 # Steps before the recording of a CUDA graph, in which libraries initialize themselves.
 _WARM_UP_STEPS = 3
 # Mark of a slot without a sentence.
@@ -86,13 +83,8 @@ def beam_search(
     """
     if not sources:
         return []
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            return _Search(model, sources, settings, slots, never, prefixes, linear).run()
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        return _Search(model, sources, settings, slots, never, prefixes, linear).run()
 
 
 @dataclass(slots=True)
@@ -146,7 +138,7 @@ class _Beams:
             setattr(self, name, getattr(self, name)[order_N])
 
 
-class _Search:
+class _Search(Running):
     """Search in N slots, each with one sentence and its k hypotheses."""
 
     def __init__(
@@ -159,34 +151,16 @@ class _Search:
         prefixes: Prefixes | None = None,
         linear: Linear = functional.linear,
     ) -> None:
-        self.model, self.sources, self.settings = model, sources, settings
-        self.device = model.device
+        self.refills, count = slots is not None, min(slots or len(sources), len(sources))
+        rooms: Any = {"slots": count, "beam_size": settings.beam, "fixed_shapes": self.refills}
+        super().__init__(model, sources, settings, never, prefixes, linear, **rooms)
         self.results: list[list[Hypothesis]] = [[] for _ in sources]
         self.waiting = deque(range(len(sources)))
-        self.refills = slots is not None
-        count = min(slots or len(sources), len(sources))
         self.sentence_of_slot = np.full(count, _IDLE)
-
-        positions = model.config.max_positions
-        self.limits = longest_outputs(sources, settings.max_extra_tokens, positions, prefixes)
-        longest_source, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
-        if self.refills:
-            longest_source, longest = _rounded(longest_source), min(_rounded(longest), positions)
-        self.state: DecodingState = model.new_decoder_state(
-            slots=count,
-            beam_size=settings.beam,
-            source_room=longest_source,
-            longest=longest,
-            fixed_shapes=self.refills,
-            linear=linear,
-        )
-        self.tracker: PrefixTracker | None = None
-        if prefixes is not None:
-            self.tracker = PrefixTracker(prefixes, slots=count, beam_size=settings.beam, device=self.device)
-        self.beams = _Beams.idle(count, settings.beam, longest, self.device)
-        self.never_chosen = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
+        self.beams = _Beams.idle(count, settings.beam, self.longest, self.device)
+        lengths = torch.arange(self.longest + 1, device=self.device)
         # lp(n) at place n.
-        self.penalties = ((5 + torch.arange(longest + 1, device=self.device).float()) / 6) ** settings.length_penalty
+        self.penalties = ((5 + lengths.float()) / 6) ** settings.length_penalty
 
     def run(self) -> list[list[Hypothesis]]:
         step = _recorded(self._step, self.device) if self.refills and self.device.type == "cuda" else self._step
@@ -211,9 +185,7 @@ class _Search:
         sentences = [self.waiting.popleft() for _ in slots]
         self.sentence_of_slot[slots] = sentences
         slots_n = torch.from_numpy(slots).to(self.device)
-        self.model.begin_sentences(self.state, slots_n, pack_sources([self.sources[i] for i in sentences], self.device))
-        if self.tracker is not None:
-            self.tracker.begin(slots_n, sentences)
+        self.begin_sentences(slots_n, sentences)
         self.beams.begin(slots_n, torch.from_numpy(self.limits[sentences]).to(self.device))
 
     def _step(self) -> None:
@@ -230,9 +202,9 @@ class _Search:
             beams.alive_logp_Nk[:, :rows],
             linear=self.state.linear,
             count=2 * beam,
-            never=self.never_chosen,
+            never=self.never,
             ends_only_N=positions_N >= beams.limit_N,
-            allowed_BV=None if self.tracker is None else self.tracker.allowed(positions_N, rows=rows),
+            allowed_BV=self.allowed(rows=rows),
         )
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc, is_cut_Nc)
@@ -245,9 +217,7 @@ class _Search:
         place_Nk1 = positions_N[:, None, None].expand(-1, beam, 1)
         alive_NkT = beams.alive_NkC[:, :, : self.state.end]
         alive_NkT.copy_(_rows(alive_NkT, parent_Nk)).scatter_(2, place_Nk1, beams.last_Nk.unsqueeze(2))
-        if self.tracker is not None:
-            self.tracker.advance(positions_N, parent_Nk, beams.last_Nk)
-        self.state.end_step(parent_Nk)
+        self.end_step(parent_Nk, beams.last_Nk)
         self._give_up()
 
     def _add_ended(
@@ -294,13 +264,9 @@ class _Search:
 
     def _keep(self, kept_N: np.ndarray) -> None:
         """Keep these slots and drop the others."""
-        order, moved = kept_slots(kept_N)
+        order, order_N = self.keep_slots(kept_N)
         self.sentence_of_slot = self.sentence_of_slot[order]
-        rows = torch.from_numpy(order).to(self.device)
-        self.state.keep(rows, torch.from_numpy(moved).to(self.device))
-        self.beams.keep(rows)
-        if self.tracker is not None:
-            self.tracker.keep(rows)
+        self.beams.keep(order_N)
 
 
 def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
@@ -317,41 +283,6 @@ def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], ob
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
     return graph.replay
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _MULTIPLE) * _MULTIPLE
-
-
-def kept_slots(kept_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lay out the slots that are kept. The last ones move to the places that become free, so that little is copied.
-
-    Returns:
-        The old slot of each place, and the places whose slot moved.
-    """
-    count = kept_N.sum()
-    order = np.arange(count)
-    moved = np.flatnonzero(~kept_N[:count])
-    order[moved] = count + np.flatnonzero(kept_N[count:])
-    return order, moved
-
-
-def longest_outputs(
-    sources: Sequence[Sequence[int]], max_extra_tokens: int, positions: int, prefixes: Prefixes | None
-) -> np.ndarray:
-    """Return the most tokens of each output, without `</s>`."""
-    lengths = np.array([len(source) for source in sources])
-    if prefixes is not None:
-        lengths = np.maximum(lengths, prefixes.least_lengths())
-    return np.minimum(lengths + max_extra_tokens, positions - 1)
-
-
-def pack_sources(sources: Sequence[Sequence[int]], device: torch.device) -> PackedTokens:
-    """Lay source tokens end to end, each sentence with its `</s>`."""
-    lengths = np.array([len(source) + 1 for source in sources])
-    tokens = np.fromiter(itertools.chain.from_iterable((*source, EOS_ID) for source in sources), dtype=np.int64)
-    packed = pack_side(tokens, lengths, size=len(tokens), offset_count=len(sources) + 1, max_length=int(lengths.max()))
-    return packed.to(device)
 
 
 def _rows(tokens_NjC: torch.Tensor, index_Nk: torch.Tensor) -> torch.Tensor:

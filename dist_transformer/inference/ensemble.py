@@ -9,7 +9,7 @@ in fp32 as logsumexp(log p_i) - log n. The models may differ in all but the voca
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -82,28 +82,8 @@ class Ensemble(nn.Module):
         )
         return logp_MTV.logsumexp(0) - math.log(len(self._widths))
 
-    def new_decoder_state(
-        self,
-        *,
-        slots: int,
-        beam_size: int,
-        source_room: int,
-        longest: int,
-        fixed_shapes: bool,
-        linear: Linear = functional.linear,
-    ) -> "JointState":
-        states = [
-            model.new_decoder_state(
-                slots=slots,
-                beam_size=beam_size,
-                source_room=source_room,
-                longest=longest,
-                fixed_shapes=fixed_shapes,
-                linear=linear,
-            )
-            for model in self._each
-        ]
-        return JointState(states, linear)
+    def new_decoder_state(self, *, linear: Linear = functional.linear, **sizes: Any) -> "JointState":
+        return JointState([model.new_decoder_state(linear=linear, **sizes) for model in self._each], linear)
 
     def begin_sentences(self, state: "JointState", slots_n: torch.Tensor, source: PackedTokens) -> None:
         for model, own in zip(self._each, state.states, strict=True):
@@ -133,3 +113,11 @@ class JointState:
         for state in self.states:
             state.keep(order_N, moved)
         self.positions_N = self.states[0].positions_N
+
+
+DecodingModel: TypeAlias = Transformer | Ensemble
+"""Model for search, sampling and scoring.
+
+Hidden states are what `project` reads; their width is `config.width`. A state of decoding is one that the model itself
+made.
+"""

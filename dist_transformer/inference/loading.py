@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.lines import require_readable
@@ -16,7 +16,7 @@ from dist_transformer.runtime.launch import as_typed, own_command
 if TYPE_CHECKING:
     import torch
 
-    from dist_transformer.inference.interface import DecodingModel
+    from dist_transformer.inference.ensemble import DecodingModel
 
 
 def read_joint_info(paths: Sequence[Path], loading: Loading) -> ModelInfo:
@@ -45,15 +45,17 @@ def read_joint_info(paths: Sequence[Path], loading: Loading) -> ModelInfo:
             )
     if not others:
         return first
+
+    def least(name: str) -> Any:
+        return min((value for info in infos if (value := getattr(info, name)) is not None), default=None)
+
     return replace(
         first,
         corpus=", ".join(dict.fromkeys(info.corpus for info in infos)),
         synthetic=any(info.synthetic for info in infos),
         steps=(),
-        longest_source=min((info.longest_source for info in infos if info.longest_source is not None), default=None),
-        several_sentences=min(
-            (info.several_sentences for info in infos if info.several_sentences is not None), default=None
-        ),
+        longest_source=least("longest_source"),
+        several_sentences=least("several_sentences"),
     )
 
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
-from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.batches import pack_sentences
+from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.model.loss import logit_rows
-from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
 
 # Lines that are held in memory, and from which batches are formed.
@@ -67,7 +67,7 @@ def score_pairs(
         UserError: a pair has more tokens than the model has positions; the message gives the number of its line, from
             1, and nothing is computed. Or a rank failed. The error is the same on every rank.
     """
-    pairs = _encode(tokenizer, sources, targets, tags)
+    pairs = encode_pairs(tokenizer, sources, targets, tags)
     _refuse_long(model, pairs, first_line=1)
     return score_ids(model, pairs, device=device, batch_tokens=batch_tokens)
 
@@ -162,13 +162,12 @@ def _check_files(
     tags: Sequence[str],
     look: Callable[[Sequence[str], Sequence[str]], object],
 ) -> None:
-    first_line = 1
-    for chunk in _chunks(files):
+    for number, chunk in enumerate(_chunks(files)):
         sources, targets = zip(*chunk, strict=True)
-        if first_line == 1:
+        if number == 0:
             look(sources, targets)
-        _refuse_long(model, _encode(tokenizer, sources, targets, tags), first_line=first_line)
-        first_line += len(chunk)
+        first_line = number * _LINES_AT_ONCE + 1
+        _refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
 
 
 def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
@@ -177,7 +176,10 @@ def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
         yield chunk
 
 
-def _encode(tokenizer: Vocabulary, sources: Sequence[str], targets: Sequence[str], tags: Sequence[str]) -> list[IdPair]:
+def encode_pairs(
+    tokenizer: Vocabulary, sources: Sequence[str], targets: Sequence[str], tags: Sequence[str]
+) -> list[IdPair]:
+    """Return the ids of each pair without special tokens, with the tags in front of every source."""
     prefix = tokenizer.source.tag_ids(tags)
     source_ids = tokenizer.source.encode_batch(list(sources))
     target_ids = tokenizer.target.encode_batch(list(targets))
@@ -229,8 +231,8 @@ def _read_batch(
     device: torch.device,
 ) -> list[float]:
     """Compute the numbers of all target tokens of a batch, end to end; `</s>` ends each sentence."""
-    source = _side([[*source, EOS_ID] for source, _ in batch]).to(device)
-    target = _side([[BOS_ID, *target] for _, target in batch]).to(device)
+    source = pack_sentences([[*source, EOS_ID] for source, _ in batch], device)
+    target = pack_sentences([[BOS_ID, *target] for _, target in batch], device)
     labels_T = torch.tensor([i for _, target in batch for i in (*target, EOS_ID)], device=device)
     config = model.config
     try:
@@ -242,11 +244,4 @@ def _read_batch(
         raise UserError("out of memory in a batch: lower --batch-tokens") from None
     if not (values_T := torch.cat(found)).isfinite().all():
         raise not_finite("a probability")
-    values: list[float] = values_T.tolist()
-    return values
-
-
-def _side(sentences: list[list[int]]) -> PackedTokens:
-    lengths = np.array([len(sentence) for sentence in sentences])
-    tokens = np.concatenate(sentences).astype(np.int64)
-    return pack_side(tokens, lengths, size=len(tokens), offset_count=len(sentences) + 1, max_length=int(lengths.max()))
+    return values_T.tolist()

@@ -5,16 +5,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.command_line import read_keywords
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.inference.attention_maps import BEGIN, attention_maps, readable_pieces
+from dist_transformer.inference.attention_maps import Attention, attention_of
 from dist_transformer.inference.decoding import RULES, Decoding, ExactLoading
-from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
@@ -22,26 +22,8 @@ from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.device import find_device
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attention:
-    """Weights softmax(Q Kᵀ / √d_k) of every layer and head, fp32 on the CPU; every row sums to 1.
-
-    L layers, H heads, S = len(source) pieces, T = len(target) pieces; both end with `</s>`.
-    """
-
-    source: list[str]
-    """Pieces of the source in readable form: a space is `▁`."""
-    target: list[str]
-    """Pieces of the target: row i of `decoder` and `cross` is the step that produces `target[i]`."""
-    seen: list[str]
-    """Columns of `decoder`: the decoder's input pieces, `<s>` first."""
-    encoder: torch.Tensor
-    """Self-attention of the encoder, shape (L, H, S, S)."""
-    decoder: torch.Tensor
-    """Self-attention of the decoder, shape (L, H, T, T): zero above the diagonal."""
-    cross: torch.Tensor
-    """Attention of each step to the source, shape (L, H, T, S)."""
+Lines: TypeAlias = str | Iterable[str]
+"""Lines of text: a str, which may have several, or a list or other iterable of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +63,7 @@ class TrainedModel:
         device = find_device(loading.device)
         return cls(*load_joint(list(map(Path, paths)), loading, device), device)
 
-    def translate(
-        self, lines: str | Iterable[str], *, prefixes: str | Iterable[str] | None = None, **settings: Any
-    ) -> Any:
+    def translate(self, lines: Lines, *, prefixes: Lines | None = None, **settings: Any) -> Any:
         """Translate lines, as the command `translate` does.
 
         Args:
@@ -117,12 +97,7 @@ class TrainedModel:
         return self._translate("translate", lines, prefixes, **settings)
 
     def sample(
-        self,
-        lines: str | Iterable[str],
-        *,
-        samples: int = 1,
-        prefixes: str | Iterable[str] | None = None,
-        **settings: Any,
+        self, lines: Lines, *, samples: int = 1, prefixes: Lines | None = None, **settings: Any
     ) -> list[list[ScoredText]]:
         """Draw translations of lines from the model, as the command `translate --sample` does.
 
@@ -142,7 +117,7 @@ class TrainedModel:
         return self._translate("sample", lines, prefixes, sample=True, nbest=samples, **settings)
 
     def mbr(
-        self, lines: str | Iterable[str], *, samples: int, prefixes: str | Iterable[str] | None = None, **settings: Any
+        self, lines: Lines, *, samples: int, prefixes: Lines | None = None, **settings: Any
     ) -> list[list[ScoredText]]:
         """Choose among samples of each line by their expected utility, as the command `translate --mbr` does.
 
@@ -159,13 +134,11 @@ class TrainedModel:
         """
         return self._translate("mbr", lines, prefixes, mbr=samples, **settings)
 
-    def _translate(
-        self, method: str, lines: str | Iterable[str], prefixes: str | Iterable[str] | None, **settings: Any
-    ) -> Any:
+    def _translate(self, method: str, lines: Lines, prefixes: Lines | None, **settings: Any) -> Any:
         decoding = read_keywords(Decoding, settings, method, also=("prefixes",)).build(Decoding, rules=RULES)
-        translator = Translator.of(self.model, self.tokenizer, self.info, self.device, decoding, self._products)
-        begun = None if prefixes is None else _as_lines("prefixes", _split(prefixes))
-        translations = translator.translate(_as_lines("lines", _split(lines)), prefixes=begun)
+        translator = Translator(self.model, self.tokenizer, self.device, decoding, self.info, products=self._products)
+        begun = None if prefixes is None else _as_lines("prefixes", prefixes, split=True)
+        translations = translator.translate(_as_lines("lines", lines, split=True), prefixes=begun)
         for note in noted(count_notes(translations)):
             # Of the line that called the method.
             warnings.warn(note, stacklevel=3)
@@ -192,41 +165,30 @@ class TrainedModel:
         Raises:
             UserError: a sentence has more tokens than the model has room for, or the model is an ensemble.
         """
-        ours, theirs = self.tokenizer.source, self.tokenizer.target
-        source = [*ours.tag_ids(self.info.direction.tags), *ours.encode(src)]
-        target = theirs.encode(tgt)
+        tags = self.tokenizer.source.tag_ids(self.info.direction.tags)
+        source, target = [*tags, *self.tokenizer.source.encode(src)], self.tokenizer.target.encode(tgt)
         longest = longest_line(self.model)
         if max(len(source), len(target)) > longest:
             raise UserError(f"the model has room for {longest:,} tokens of each sentence: use shorter sentences")
-        maps = attention_maps(self.model, source, target)
-        target_pieces = readable_pieces(theirs, target)
-        return Attention(
-            source=readable_pieces(ours, source),
-            target=target_pieces,
-            seen=[BEGIN, *target_pieces[:-1]],
-            encoder=maps.encoder_LHSS,
-            decoder=maps.decoder_LHTT,
-            cross=maps.cross_LHTS,
-        )
+        return attention_of(self.model, self.tokenizer, source, target)
 
 
-def _split(text: str | Iterable[str]) -> Iterable[str]:
-    return text.split("\n") if isinstance(text, str) else text
-
-
-def _as_lines(name: str, values: Iterable[str]) -> list[str]:
+def _as_lines(name: str, values: Lines, *, split: bool = False) -> list[str]:
     """Make a list of lines; a line may end with a line break, as lines of a file do.
+
+    Args:
+        split: whether a str is several lines.
 
     Raises:
         UserError: the argument `name` is something else.
     """
+    if split and isinstance(values, str):
+        values = values.split("\n")
     # Python would read a str as a list of characters.
-    if isinstance(values, str | bytes):
-        raise UserError(f"{name} is a {'string' if isinstance(values, str) else 'bytes object'}: pass a list of lines")
-    try:
-        lines = list(values)
-    except TypeError:
-        raise UserError(f"{name} is {values!r:.60}: pass a list of lines") from None
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        found = "a string" if isinstance(values, str) else f"{values!r:.60}"
+        raise UserError(f"{name} is {found}: pass a list of lines")
+    lines = list(values)
     for place, line in enumerate(lines):
         if not isinstance(line, str):
             raise UserError(f"{name}[{place}] is {line!r:.60}, which is not a str: pass text, or leave it out")

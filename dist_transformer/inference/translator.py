@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,12 +15,12 @@ from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
-from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.inference.ensemble import DecodingModel
+from dist_transformer.inference.mbr import choose
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
-from dist_transformer.inference.sampling.mbr import choose
-from dist_transformer.inference.sampling.sampling import sample_several
+from dist_transformer.inference.sampling import sample_several
 from dist_transformer.inference.scoring import not_finite
-from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
+from dist_transformer.inference.splitting import join_texts, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
@@ -121,15 +122,15 @@ class Translator:
 
     Args:
         settings: settings of the search or of samples. The score of a choice among samples is their expected utility.
-        tags: tags of the vocabulary, in front of every source and of every part of a split line.
-        language: target language, by which the choice among samples splits text into words.
-        split_over: unless the settings have it: lines of several sentences with more tokens, tags included, are split
-            at the ends of the sentences, which are translated one by one and joined; 0: all lines. None: only those
-            above `max_source_tokens`.
-        longest_trained: tokens of the longest source that the model was trained on; None if this is not known.
-        max_source_tokens: all longer lines are split (`split_text`), also inside of sentences. None: as many as leave
-            positions for an output of `max_extra_tokens` more, but at least half of the positions.
+        info: description of the model, for one direction; None: nothing is known about its training and languages.
+        tags: without `info`, tags of the vocabulary, in front of every source and of every part of a split line.
         products: packed weights of the model, which must not change during use; None: new ones.
+
+    Attributes:
+        split_over: lines of several sentences with more tokens, tags included, are split at the ends of the sentences,
+            which are translated one by one and joined; 0: all lines. None: only those above `max_source_tokens`.
+        max_source_tokens: all longer lines are split (`split_text`), also inside of sentences: as many tokens as leave
+            positions for an output of `max_extra_tokens` more, but at least half of the positions.
     """
 
     def __init__(
@@ -138,15 +139,12 @@ class Translator:
         tokenizer: Vocabulary,
         device: torch.device,
         settings: Decoding,
+        info: ModelInfo | None = None,
         *,
         tags: Sequence[str] = (),
-        language: str = "",
-        split_over: int | None = None,
-        longest_trained: int | None = None,
-        max_source_tokens: int | None = None,
         products: Products | None = None,
     ) -> None:
-        self.tag_ids = tokenizer.source.tag_ids(tags)
+        self.tag_ids = tokenizer.source.tag_ids(tags if info is None else info.direction.tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - len(self.tag_ids)
         model.to(device)
@@ -155,40 +153,13 @@ class Translator:
         self.products = products or Products(in_int8=model.in_int8)
         self.refills = not settings.samples and _REFILLS[device.type]
         self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.type]
-        default = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
-        self.max_source_tokens = default if max_source_tokens is None else max_source_tokens
-        self.language, self.longest_trained = language, longest_trained
-        wanted = split_over if settings.split_over is None else settings.split_over
+        self.max_source_tokens = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
+        # Without the language, the choice among samples splits text into words at spaces.
+        self.language = "" if info is None else info.target_language
+        self.longest_trained = None if info is None else info.longest_source
+        usual = None if info is None else info.split_over
+        wanted = usual if settings.split_over is None else settings.split_over
         self.split_over = None if wanted == "no" else wanted
-        if not LEAST_LIMIT <= self.max_source_tokens <= positions:
-            raise UserError(
-                f"max_source_tokens is {self.max_source_tokens}: "
-                f"it must be {LEAST_LIMIT} to {positions:,}, because the model has {model.config.max_positions:,} "
-                "positions"
-            )
-
-    @classmethod
-    def of(
-        cls,
-        model: DecodingModel,
-        tokenizer: Vocabulary,
-        info: ModelInfo,
-        device: torch.device,
-        settings: Decoding,
-        products: Products | None = None,
-    ) -> "Translator":
-        """Make the translator of a loaded model, for the direction of `info`."""
-        return cls(
-            model,
-            tokenizer,
-            device,
-            settings,
-            tags=info.direction.tags,
-            language=info.target_language,
-            split_over=info.split_over,
-            longest_trained=info.longest_source,
-            products=products,
-        )
 
     def translate(
         self, lines: Sequence[str], *, first: int = 0, prefixes: Sequence[str] | None = None
@@ -320,51 +291,36 @@ class Translator:
                 raise UserError(f"out of memory with batch_tokens {self.batch_tokens}: lower it") from None
             for i, hypotheses in zip(batch.places, found, strict=True):
                 # Where nothing is finite, a search has no hypothesis.
-                if not hypotheses or not all(math.isfinite(hypothesis.score) for hypothesis in hypotheses):
+                if not hypotheses or not all(math.isfinite(one.score) for one in hypotheses):
                     raise not_finite("a translation")
-                texts = (self._text_of(hypothesis.tokens) for hypothesis in hypotheses)
-                decoded[i] = tuple(
+                texts = [
                     ScoredText(
-                        text=text, score=hypothesis.score, tokens=tuple(hypothesis.tokens), is_cut=hypothesis.is_cut
+                        text=self._text_of(one.tokens), score=one.score, tokens=tuple(one.tokens), is_cut=one.is_cut
                     )
-                    for text, hypothesis in zip(texts, hypotheses, strict=True)
-                )
+                    for one in hypotheses
+                ]
                 if self.settings.mbr is not None:
                     # The score of a chosen sample is its expected utility.
-                    chosen = choose([one.text for one in decoded[i]], self.settings, language=self.language)
-                    decoded[i] = tuple(replace(decoded[i][place], score=utility) for place, utility in chosen)
+                    chosen = choose([one.text for one in texts], self.settings, language=self.language)
+                    texts = [replace(texts[place], score=utility) for place, utility in chosen]
+                decoded[i] = tuple(texts)
         return decoded
 
     def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
         ids, rows = [sources.ids[i] for i in batch.places], [sources.prefixes[i] for i in batch.places]
-        prefixes = None
-        if self._piece_texts is not None and any(rows):
-            prefixes = Prefixes(self._piece_texts, rows)
         target = self.tokenizer.target
-        never = target.tag_ids(target.tags)
+        how: dict[str, Any] = {
+            "settings": self.settings,
+            "never": target.tag_ids(target.tags),
+            "prefixes": Prefixes(self._piece_texts, rows) if self._piece_texts is not None and any(rows) else None,
+            "linear": self.products,
+        }
         if not self.settings.samples:
-            return beam_search(
-                self.model,
-                ids,
-                settings=self.settings,
-                slots=batch.slots,
-                never=never,
-                prefixes=prefixes,
-                linear=self.products,
-            )
-        return sample_several(
-            self.model,
-            ids,
-            keys,
-            settings=self.settings,
-            text_of=self._text_of,
-            never=never,
-            prefixes=prefixes,
-            linear=self.products,
-        )
+            return beam_search(self.model, ids, slots=batch.slots, **how)
+        return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return _one_line(self.tokenizer.target.decode(tokens))
+        return " ".join(self.tokenizer.target.decode(tokens).splitlines())
 
     def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         limit = self.max_source_tokens if self.split_over is None else min(self.max_source_tokens, self.split_over)
@@ -393,7 +349,3 @@ def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
         )
         for alike in zip(*parts, strict=False)
     )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())

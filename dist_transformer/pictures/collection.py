@@ -1,13 +1,19 @@
-"""The pictures that can be made of what is given: some need no model, some a sentence, one learned positions."""
+"""The pictures that can be made of what is given, as one folder: a self-contained page, and each as a PNG file.
 
-from dataclasses import dataclass
+Some need no model, some a sentence, one learned positions.
+"""
+
+import io
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.interface import DecodingModel
+from dist_transformer.base.files import folder_beside, make_folder, move, sync, write_file
+from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.trained_model import TrainedModel
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model
@@ -19,20 +25,15 @@ from dist_transformer.pictures.positions import learned_picture, rotation_pictur
 from dist_transformer.pictures.schedules import schedule_picture
 from dist_transformer.pictures.settings import PictureSettings
 from dist_transformer.pictures.softmax import saturation_picture
+from dist_transformer.reporting.figures import as_png
+from dist_transformer.reporting.html.rendering import render_page
 
+PAGE_FILE = "index.html"
 _LEARNED = "learned"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collection:
-    """Pictures in the order of the page, with notes for its reader."""
-
-    pictures: list[Picture]
-    notes: list[str]
-
-
-def make_pictures(settings: PictureSettings) -> Collection:
-    """Make all pictures for which `settings` has what they need.
+def make_pictures(settings: PictureSettings) -> tuple[list[Picture], list[str]]:
+    """Make all pictures for which `settings` has what they need, in the order of the page, and notes for its reader.
 
     Raises:
         UserError: a model folder cannot be used, or a sentence is too long.
@@ -56,7 +57,7 @@ def make_pictures(settings: PictureSettings) -> Collection:
         )
     else:
         pictures.append(learned_picture(learned_PD))
-    return Collection(pictures=[*pictures, schedule_picture(), cost_picture()], notes=notes)
+    return [*pictures, schedule_picture(), cost_picture()], notes
 
 
 def _attention(model: TrainedModel, settings: PictureSettings, notes: list[str]) -> list[Picture]:
@@ -85,3 +86,40 @@ def _learned_positions(model: DecodingModel | None, other: Path | None) -> np.nd
         return None
     table_PD: np.ndarray = model.position_vectors(model.config.max_positions).detach().numpy()
     return table_PD
+
+
+def write_pictures(out: Path, pictures: Sequence[Picture], notes: Sequence[str]) -> Path:
+    """Write the page and the PNG files, whole or not at all.
+
+    Args:
+        out: folder to write; it must be new or empty.
+        notes: paragraphs of the page's head, such as the sentence pair and how to get pictures that are missing.
+
+    Returns:
+        the page.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    template, title = Path(__file__).with_name("page.html.j2"), "The Transformer in pictures"
+    page = render_page(template, title=title, pictures=pictures, notes=notes, made=datetime.now(UTC))
+    make_folder(out.absolute().parent)
+    with folder_beside(out) as folder:
+        for picture in pictures:
+            write_file(folder / f"{picture.name}.png", _small_png(picture))
+        # A sentence may hold halves of surrogate pairs, which cannot be encoded.
+        write_file(folder / PAGE_FILE, page.encode("utf-8", errors="replace"))
+        sync(folder)
+        # This also replaces an empty folder.
+        move(folder, out)
+    return out / PAGE_FILE
+
+
+def _small_png(picture: Picture) -> bytes:
+    """Save a picture in 256 colours, which takes about half of the bytes and looks the same."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(as_png(picture.figure))) as drawn:
+        drawn.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE).save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()

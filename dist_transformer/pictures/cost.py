@@ -4,7 +4,7 @@ import numpy as np
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.cost.costs import balanced_length, layer_flops
-from dist_transformer.pictures.picture import COLORS, DASHES, Picture
+from dist_transformer.pictures.picture import Picture, draw_curves
 from dist_transformer.reporting.figures import new_figure, picture_style
 
 _LENGTHS = tuple(2**power for power in range(3, 15))
@@ -21,34 +21,34 @@ def attention_share(preset: str, sentence_tokens: int) -> float:
 def cost_picture() -> Picture:
     """Draw the operations per token in a layer of the base model, and the share of attention for three presets."""
     found = [layer_flops(PRESETS["base"].model, sentence_tokens=length) for length in _LENGTHS]
-    parts = (
-        ("attention: QKᵀ and weights · V", [flops.attention for flops in found]),
-        ("projections", [flops.projections for flops in found]),
-        ("feed-forward", [flops.feed_forward for flops in found]),
-    )
+    parts = {
+        "attention: QKᵀ and weights · V": [flops.attention for flops in found],
+        "projections": [flops.projections for flops in found],
+        "feed-forward": [flops.feed_forward for flops in found],
+    }
+    per_token = {label: (_LENGTHS, np.array(values) / np.array(_LENGTHS) / 1e6) for label, values in parts.items()}
     balanced = {name: balanced_length(PRESETS[name].model) for name in _SHOWN}
     with picture_style():
         figure = new_figure(10.0, 3.8)
         operations, share = figure.subplots(1, 2)
-        for (label, values), color, dashes in zip(parts, COLORS, DASHES, strict=False):
-            operations.plot(_LENGTHS, np.array(values) / np.array(_LENGTHS) / 1e6, dashes, color=color, label=label)
+        x = "tokens of the sentence"
+        draw_curves(operations, per_token, "An encoder layer of the base model", x, "10⁶ operations per token")
         operations.set_yscale("log")
         operations.yaxis.set_major_formatter("{x:g}")
-        operations.set_ylabel("10⁶ operations per token")
-        operations.set_title("An encoder layer of the base model", fontsize=10)
-        for name, color, dashes in zip(_SHOWN, COLORS, DASHES, strict=False):
-            shares = [100 * attention_share(name, length) for length in _LENGTHS]
-            share.plot(_LENGTHS, shares, dashes, color=color, label=f"{name}: half at {balanced[name]:,.0f} tokens")
+        shares = {
+            f"{name}: half at {balanced[name]:,.0f} tokens": (
+                _LENGTHS,
+                np.array([100 * attention_share(name, length) for length in _LENGTHS]),
+            )
+            for name in _SHOWN
+        }
+        draw_curves(share, shares, "Share of attention", x, "attention, % of the operations")
         share.axhline(50, color="0.6", linewidth=1)
         share.set_ylim(0, 100)
-        share.set_ylabel("attention, % of the operations")
-        share.set_title("Share of attention", fontsize=10)
         for axes in (operations, share):
             axes.set_xscale("log", base=2)
             axes.set_xticks(_LENGTHS[::2], [f"{length:,}" for length in _LENGTHS[::2]])
-            axes.set_xlabel("tokens of the sentence")
             axes.legend(frameon=False, fontsize=9, loc="upper left")
-            axes.grid(alpha=0.3)
     return Picture(
         name="cost",
         title="Cost against length",

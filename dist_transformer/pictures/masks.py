@@ -1,11 +1,12 @@
 """Masks of attention: padding, causal, both, and those of packed sentences (section 3.2.3)."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from dist_transformer.model.packed import PackedTokens, pack_side
+from dist_transformer.inference.batches import pack_sentences
+from dist_transformer.model.packed import PackedTokens
 from dist_transformer.pictures.picture import COLORS, Picture
 from dist_transformer.reporting.figures import new_figure, picture_style
 
@@ -18,16 +19,6 @@ _TARGETS = ("<s> wir singen", "<s> ein Hund rennt", "<s> zwei Männer sitzen im 
 # The sentence that the upper panels show.
 _PADDED = 1
 _HIDDEN, _VISIBLE = "#E3E6EA", COLORS[0]
-
-
-def padding_mask(tokens: int, width: int) -> np.ndarray:
-    """Return which keys each query of a padded sentence sees: all that are not padding; bool, shape (width, width)."""
-    return np.broadcast_to(np.arange(width) < tokens, (width, width)).copy()
-
-
-def causal_mask(width: int) -> np.ndarray:
-    """Return which keys each query of a decoder sees: itself and those before it; bool, shape (width, width)."""
-    return np.tri(width, dtype=bool)
 
 
 def packed_mask(queries: PackedTokens, keys: PackedTokens, *, causal: bool) -> np.ndarray:
@@ -54,8 +45,13 @@ def mask_picture() -> Picture:
     sources, targets = ([text.split() for text in texts] for texts in (_SOURCES, _TARGETS))
     widest = max(map(len, targets))
     padded = targets[_PADDED] + ["<pad>"] * (widest - len(targets[_PADDED]))
-    padding, causal = padding_mask(len(targets[_PADDED]), widest), causal_mask(widest)
-    source, target = _packed(sources), _packed(targets)
+    # A query sees all keys that are not padding; a query of a decoder sees itself and the keys before it.
+    padding = np.broadcast_to(np.arange(widest) < len(targets[_PADDED]), (widest, widest))
+    causal = np.tri(widest, dtype=bool)
+    # The masks depend on the lengths of the sentences alone.
+    source, target = (
+        pack_sentences([range(len(words)) for words in side], torch.device("cpu")) for side in (sources, targets)
+    )
     source_words, target_words = (" ".join(texts).split() for texts in (_SOURCES, _TARGETS))
     of_pack = packed_mask(target, target, causal=True)
     panels = (
@@ -96,13 +92,6 @@ def mask_picture() -> Picture:
         ),
         figure=figure,
     )
-
-
-def _packed(sentences: Sequence[Sequence[str]]) -> PackedTokens:
-    lengths = np.array([len(words) for words in sentences])
-    size = int(lengths.sum())
-    ids = np.arange(size)
-    return pack_side(ids, lengths, size=size, offset_count=len(sentences) + 1, max_length=int(lengths.max()))
 
 
 def _draw(axes: "Axes", title: str, visible_TS: np.ndarray, queries: list[str], keys: list[str]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_transformer.model.positions import sinusoidal_positions
-from dist_transformer.pictures.picture import COLORS, DASHES, Picture
+from dist_transformer.pictures.picture import COLORS, DASHES, Picture, draw_curves
 from dist_transformer.reporting.figures import new_figure, picture_style, position_picture
 
 if TYPE_CHECKING:
@@ -91,14 +91,11 @@ def rotation_picture() -> Picture:
         matrix.set_ylabel(f"dimension of PE(pos + {_OFFSET})")
         figure.colorbar(image, ax=matrix, shrink=0.6, ticks=(-1, 0, 1))
         _draw_circle(circle)
-        error.plot(_OFFSETS, np.array(errors) * 1e7, color=COLORS[0], label="largest error")
+        largest = {"largest error": (_OFFSETS, np.array(errors) * 1e7)}
+        draw_curves(error, largest, "Error of the rotation", "offset, positions", "error, 10⁻⁷")
         error.axhline(epsilon * 1e7, color=COLORS[1], linestyle=DASHES[1], label="epsilon of fp32")
-        error.set_title("Error of the rotation", fontsize=10)
-        error.set_xlabel("offset, positions")
-        error.set_ylabel("error, 10⁻⁷")
         error.set_ylim(0.0, 1.35 * max(epsilon, *errors) * 1e7)
         error.legend(frameon=False, fontsize=9)
-        error.grid(alpha=0.3)
         error.set_box_aspect(1)
     return Picture(
         name="rotation",
@@ -160,14 +157,11 @@ def learned_picture(learned_PD: np.ndarray) -> Picture:
             axes.set_xlabel("position")
         panels[0].set_ylabel("position")
         figure.colorbar(image, ax=panels, shrink=0.7, label="cosine similarity")
-        for (name, mean), color, dashes in zip(means.items(), COLORS, DASHES, strict=False):
-            # The longest offsets have few pairs.
-            curves.plot(range(count // 2 + 1), mean[: count // 2 + 1], dashes, color=color, label=name)
-        curves.set_title("Mean by distance", fontsize=10)
-        curves.set_xlabel("distance, positions")
-        curves.set_ylabel("cosine similarity")
+        # The longest offsets have few pairs.
+        near = range(count // 2 + 1)
+        drawn = {name: (near, mean[: len(near)]) for name, mean in means.items()}
+        draw_curves(curves, drawn, "Mean by distance", "distance, positions", "cosine similarity")
         curves.legend(frameon=False, fontsize=9)
-        curves.grid(alpha=0.3)
         curves.set_box_aspect(1)
     neighbours = ", ".join(f"{mean[1]:.2f} for {name}" for name, mean in means.items())
     return Picture(

@@ -7,7 +7,7 @@ import numpy as np
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.registry import SCHEDULES
-from dist_transformer.pictures.picture import COLORS, DASHES, Picture
+from dist_transformer.pictures.picture import Picture, draw_curves
 from dist_transformer.reporting.figures import new_figure, picture_style
 from dist_transformer.training.engine.schedule import learning_rate
 
@@ -32,16 +32,12 @@ def schedule_picture() -> Picture:
         figure = new_figure(10.0, 2.9 * rows)
         grid = figure.subplots(rows, 2, squeeze=False).ravel()
         for axes, name in zip(grid, names, strict=False):
-            for warmup, color, dashes in zip(WARMUPS, COLORS, DASHES, strict=False):
-                steps, values = rates(name, warmup)
-                axes.plot(steps, 1e3 * np.array(values), dashes, color=color, label=f"warm-up {warmup:,} steps")
-            axes.set_title(name, fontsize=10, parse_math=False)
-            axes.set_ylabel("learning rate, 10⁻³")
-            axes.set_xlabel("optimizer step")
+            drawn = {warmup: rates(name, warmup) for warmup in WARMUPS}
+            curves = {f"warm-up {warmup:,} steps": (x, 1e3 * np.array(y)) for warmup, (x, y) in drawn.items()}
+            draw_curves(axes, curves, name, "optimizer step", "learning rate, 10⁻³")
             axes.set_ylim(bottom=0.0)
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.locator_params(axis="x", nbins=5)
-            axes.grid(alpha=0.3)
         for axes in grid[len(names) :]:
             axes.set_axis_off()
         grid[0].legend(frameon=False, fontsize=9)

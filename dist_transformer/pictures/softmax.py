@@ -1,10 +1,10 @@
 """Saturation of softmax with and without the factor 1 / sqrt(d_k) (section 3.2.1)."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from dist_transformer.pictures.picture import COLORS, DASHES, Picture
+from dist_transformer.pictures.picture import COLORS, Picture, draw_curves
 from dist_transformer.reporting.figures import new_figure, picture_style
 
 KEYS = 32
@@ -12,8 +12,7 @@ _HEAD_WIDTHS = tuple(2**power for power in range(11))
 _QUERIES, _SEED = 200, 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Saturation:
+class Saturation(NamedTuple):
     """Three measures of softmax over the scores of random queries, each of shape (queries,)."""
 
     largest: np.ndarray
@@ -56,27 +55,21 @@ def saturation_picture() -> Picture:
     """Draw the measures against d_k, as medians with the range of 80% of the queries."""
     kinds = (("scaled by 1/√d_k", True), ("not scaled", False))
     found = {label: [saturation(width, scaled=scaled) for width in _HEAD_WIDTHS] for label, scaled in kinds}
-    panels = (
-        ("Largest weight", "weight", "largest"),
-        ("Entropy", "nats", "entropy"),
-        ("Gradient", "norm of the Jacobian", "gradient"),
-    )
+    panels = (("Largest weight", "weight"), ("Entropy", "nats"), ("Gradient", "norm of the Jacobian"))
     with picture_style():
         figure = new_figure(10.0, 3.8)
         grid = figure.subplots(1, 3)
-        for axes, (title, unit, measure) in zip(grid, panels, strict=True):
-            for (label, results), color, dashes in zip(found.items(), COLORS, DASHES, strict=False):
-                values = np.array([getattr(result, measure) for result in results])
+        for number, (axes, (title, unit)) in enumerate(zip(grid, panels, strict=True)):
+            curves = {}
+            for (label, results), color in zip(found.items(), COLORS, strict=False):
+                values = np.array([result[number] for result in results])
                 low, middle, high = np.quantile(values, (0.1, 0.5, 0.9), axis=1)
                 axes.fill_between(_HEAD_WIDTHS, low, high, color=color, alpha=0.15, linewidth=0)
-                axes.plot(_HEAD_WIDTHS, middle, dashes, color=color, label=label)
+                curves[label] = (_HEAD_WIDTHS, middle)
+            draw_curves(axes, curves, title, "d_k, width of a head", unit)
             axes.set_xscale("log", base=2)
             axes.set_xticks(_HEAD_WIDTHS[::2], [f"{width:,}" for width in _HEAD_WIDTHS[::2]])
-            axes.set_title(title, fontsize=10)
-            axes.set_xlabel("d_k, width of a head", parse_math=False)
-            axes.set_ylabel(unit)
             axes.set_ylim(bottom=0.0)
-            axes.grid(alpha=0.3)
         grid[0].set_ylim(0.0, 1.05)
         grid[1].axhline(np.log(KEYS), color="0.4", linewidth=1)
         grid[1].annotate(

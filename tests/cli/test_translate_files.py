@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dist_transformer.inference.decoding import Loading
-from dist_transformer.inference.files.manifest import MANIFEST_FILE
+from dist_transformer.inference.files.parts import MANIFEST_FILE
 from dist_transformer.inference.loading import with_agreed_precision
 from dist_transformer.runtime.launch import free_port
 from tests.commands import Begun

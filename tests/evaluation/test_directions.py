@@ -18,8 +18,7 @@ from dist_transformer.inference.beam import beam_search
 from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
-from dist_transformer.serving.models import load_models, translate
-from tests.conftest import run_python
+from dist_transformer.serving.models import load_models
 from tests.support.tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -88,7 +87,7 @@ def test_an_evaluation_reads_the_tags_of_its_direction(
 
 def test_a_served_model_reads_and_shows_them(folder: Path, read_by_the_model: list[list[int]]) -> None:
     (model,) = load_models([[folder]], ExactLoading(direction="de-en"), SHORT, CPU)
-    shown = translate(model, "Ein Hund.")
+    shown = model.translate("Ein Hund.")
     assert read_by_the_model[0][0] == 5
     assert shown["source_pieces"][0] == "<2en>"
     assert (shown["source_language"], shown["target_language"]) == ("de", "en")
@@ -107,16 +106,3 @@ def test_a_model_in_python_faces_one_direction(folder: Path) -> None:
     assert model.translate("Ein Hund.", max_extra_tokens=3) != untagged.translate("Ein Hund.", max_extra_tokens=3)
     with pytest.raises(UserError, match="choose one of en-de, de-en with --direction"):
         dist_transformer.load(folder, device="cpu")
-
-
-@pytest.mark.system
-def test_the_command_decodes_as_its_flags_say(folder: Path) -> None:
-    def scores(*flags: str) -> str:
-        words = ["translate", "--model", folder, "--nbest", 1, *flags]
-        done = run_python("-m", "dist_transformer", *words, input="Ein Hund.\n")
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    by_direction = {name: scores("--direction", name) for name in ("en-de", "de-en")}
-    assert by_direction["en-de"] != by_direction["de-en"]
-    assert scores("--direction", "de-en", "--tag", "<2de>") == by_direction["en-de"]

@@ -1,6 +1,7 @@
 """Evaluation in this process: which scores lead, and what is said of them."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ import torch
 
 from dist_transformer.config.command_line import read_keywords
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.evaluation.evaluate import Evaluation, evaluate, write_evaluation
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate, reference_nll, write_evaluation
 from dist_transformer.evaluation.settings import EvaluateSettings
+from dist_transformer.inference.scoring import score_pairs
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.small_model import restate
@@ -75,6 +78,8 @@ def test_case_is_ignored_for_a_model_without(lowercased_folder: Path, tmp_path: 
     assert report["notes"] == list(evaluation.notes)
     assert report["bleu"] == report["bleu_lowercase"]
     assert report["signature"] == report["signatures"]["bleu_lowercase"]
+    # References without capitals need no note.
+    assert notes_of(run(lowercased_folder, tmp_path, [line.lower() for line in toy_lines[1][:5]])) == []
 
 
 def test_lines_stand_as_in_the_file_and_those_that_translate_splits_are_counted(
@@ -93,7 +98,13 @@ def test_lines_stand_as_in_the_file_and_those_that_translate_splits_are_counted(
     assert any("with a translation that was cut at the limit of source + 5 tokens" in note for note in found.notes)
 
 
-def test_references_without_capitals_need_no_note(lowercased_folder: Path, tmp_path: Path, toy_lines: Lines) -> None:
-    evaluation = run(lowercased_folder, tmp_path, [line.lower() for line in toy_lines[1][:5]])
-    assert "case:lc" in evaluation.scores.bleu.signature
-    assert notes_of(evaluation) == []
+def test_the_nll_of_references_is_that_of_their_scores(
+    random_model: Transformer, toy_tokenizer: Tokenizer, toy_lines: Lines
+) -> None:
+    """An empty line is `</s>` alone; a line of 160 tokens does not fit the model's positions and is left out."""
+    pairs = [*zip(toy_lines[0][:20], toy_lines[1][:20], strict=True), ("a", ""), ("", "a")]
+    found = reference_nll(random_model, toy_tokenizer, [*pairs, ("§" * 80, "a")])
+    scores = score_pairs(random_model, toy_tokenizer, *zip(*pairs, strict=True), device=torch.device("cpu"))
+    total, tokens = sum(score.log_probability for score in scores), sum(len(score.tokens) for score in scores)
+    assert found == pytest.approx(-total / tokens, rel=1e-6)
+    assert math.isnan(reference_nll(random_model, toy_tokenizer, [("a", "§" * 80)]))

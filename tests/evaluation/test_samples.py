@@ -2,7 +2,6 @@ import copy
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from dist_transformer.evaluation.samples import (
     read_sheets,
     write_sheet,
 )
-from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.attention_maps import attention_maps
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
@@ -46,13 +45,8 @@ def test_samples_are_spread_evenly(translator: Translator, toy_lines: tuple[list
     assert [sample.reference for sample in samples] == [toy_lines[1][i] for i in chosen]
     assert [sample.hypothesis for sample in samples] == [f"{toy_lines[1][i]} Ende" for i in chosen]
     assert make(translator, toy_lines, count=4, with_attention=2) == samples
-
-
-def test_there_are_no_more_samples_than_sentences(
-    translator: Translator, toy_lines: tuple[list[str], list[str]]
-) -> None:
-    samples = make(translator, toy_lines, count=50, with_attention=0)
-    assert [sample.source for sample in samples] == toy_lines[0][:10]
+    # No more than there are sentences.
+    assert [sample.source for sample in make(translator, toy_lines, count=50, with_attention=0)] == toy_lines[0][:10]
     assert make_samples(translator, [], [], [], count=5, with_attention=5) == ()
 
 
@@ -63,7 +57,7 @@ def test_the_first_samples_have_the_mean_of_their_maps(
     assert [sample.attention_LTS is None for sample in samples] == [False, False, True, True]
     for sample in samples[:2]:
         source, target = toy_tokenizer.encode(sample.source), toy_tokenizer.encode(sample.hypothesis)
-        maps_LHTS = cross_attention_maps(translator.model, source, target).numpy()
+        maps_LHTS = attention_maps(translator.model, source, target, "cross")["cross"].numpy()
         assert maps_LHTS.shape[1] == 2
         expected = (maps_LHTS[:, 0] + maps_LHTS[:, 1]) / 2
         np.testing.assert_allclose(np.array(sample.attention_LTS), expected, atol=5.1e-4)
@@ -165,21 +159,12 @@ def test_the_sheets_of_several_directions_come_back(tmp_path: Path) -> None:
     assert "language" not in (tmp_path / "samples/step-00000250.json").read_text()
 
 
-def test_sheets_come_in_order_of_step(tmp_path: Path) -> None:
-    steps = [2000, 100_000_000, 250]
-    for step in steps:
-        write_sheet(tmp_path, sample_sheet(step))
-    assert [sheet.step for sheet in read_sheets(tmp_path)] == sorted(steps)
-
-
-def test_a_step_that_is_repeated_replaces_its_sheet(tmp_path: Path) -> None:
-    for bleu in (1.0, 2.0):
-        write_sheet(tmp_path, sample_sheet(bleu=bleu))
-    assert [sheet.bleu for sheet in read_sheets(tmp_path)] == [2.0]
-
-
-def test_a_run_without_sheets(tmp_path: Path) -> None:
+def test_sheets_come_in_order_of_step_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
     assert read_sheets(tmp_path) == []
+    for step, bleu in ((2000, 1.0), (100_000_000, 1.0), (250, 1.0), (2000, 2.0)):
+        write_sheet(tmp_path, sample_sheet(step, bleu=bleu))
+    found = [(sheet.step, sheet.bleu) for sheet in read_sheets(tmp_path)]
+    assert found == [(250, 1.0), (2000, 2.0), (100_000_000, 1.0)]
 
 
 def test_a_sheet_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,45 +180,19 @@ def test_a_sheet_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.Monke
     assert [sheet.bleu for sheet in read_sheets(tmp_path)] == [1.0]
 
 
-def drop_samples(values: dict[str, Any]) -> None:
-    del values["samples"]
-
-
-def drop_hypothesis(values: dict[str, Any]) -> None:
-    del values["samples"][0]["hypothesis"]
-
-
-def put(*path: Any, value: object) -> Callable[[dict[str, Any]], None]:
-    def change(values: Any) -> None:
-        for name in path[:-1]:
-            values = values[name]
-        values[path[-1]] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("old", "new"),
     [
-        drop_samples,
-        drop_hypothesis,
-        put("extra", value=1),
-        put("samples", 0, "extra", value=1),
+        (b'"samples"', b'"sample"'),
+        (b'"hypothesis"', b'"hypotheses"'),
+        (b'"bleu"', b'"extra": 1, "bleu"'),
+        (b'{"step"', b'[{"step"'),
+        (b'"eine', b'"\xff'),
     ],
 )
-def test_a_damaged_sheet_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def test_a_damaged_sheet_is_named(tmp_path: Path, old: bytes, new: bytes) -> None:
     write_sheet(tmp_path, sample_sheet(250))
     path = write_sheet(tmp_path, sample_sheet(1000))
-    values = json.loads(path.read_text(encoding="utf-8"))
-    change(values)
-    path.write_text(json.dumps(values), encoding="utf-8")
-    with pytest.raises(UserError, match=f"{path} is not a sheet of samples"):
-        read_sheets(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"step": 1000, "sam', b"[]", b"\xff\xfe"])
-def test_a_file_that_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
-    path = write_sheet(tmp_path, sample_sheet())
-    path.write_bytes(content)
+    path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(UserError, match=str(path)):
         read_sheets(tmp_path)

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.evaluation.bleu import count_edits, edit_rate
-from dist_transformer.evaluation.closest import Closest
 from dist_transformer.evaluation.compare import compare
-from dist_transformer.inference.sampling.mbr import pairwise_utilities
-from dist_transformer.inference.translator import ScoredText, Translation
 
 # Hypotheses and references, with punctuation, numbers and words in Latin letters.
 ENGLISH = (
@@ -65,17 +62,3 @@ def test_scores_are_those_of_sacrebleu(
         assert f"|tok:{tokenizer}|" in report["signatures"]["bleu"]
         edits, words, _ = count_edits(*texts, target_language=code)
         assert edit_rate(edits, words) == pytest.approx(ter, abs=1e-6)
-
-
-@pytest.mark.parametrize("codes", [codes for *_, codes in LANGUAGES])
-def test_choices_do_not_depend_on_the_spelling(codes: str) -> None:
-    """Choose a text by its similarity to a reference, and to the others."""
-    texts = ["我喜欢狗和猫。", "喜欢我。", "我们喜欢狗。", "ฉันชอบกินข้าว", "나는 그를 만났다."]
-    translation = Translation(hypotheses=tuple(ScoredText(text=text, score=0.0, tokens=()) for text in texts))
-    first, *others = codes.split()
-    for code in others:
-        for text in texts:
-            closest = [Closest(each, lowercase=False)(translation, f"{text[:-1]}了。") for each in (first, code)]
-            assert closest[0] == closest[1]
-        utilities = [pairwise_utilities(texts, "bleu", language=each) for each in (first, code)]
-        assert (utilities[0] == utilities[1]).all()

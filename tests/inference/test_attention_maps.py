@@ -1,3 +1,5 @@
+"""Maps against the paper's equations in float64, and what reading them leaves behind."""
+
 import copy
 
 import numpy as np
@@ -5,28 +7,29 @@ import pytest
 import torch
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
-from dist_transformer.inference.attention_maps import attention_maps, cross_attention_maps
-from dist_transformer.model.attention import MultiHeadAttention
-from dist_transformer.model.packed import PackedTokens, pack_side
-from dist_transformer.model.residual import Residual
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from dist_transformer.inference.attention_maps import attention_maps, readable_pieces
 from dist_transformer.model.transformer import Transformer
+from tests.inference.test_scoring import InFloat64
 
 SOURCE, TARGET = [7, 4, 19, 4, 11], [9, 12, 5]
 
 
-def make_model(norm: str = "post", head_width: int | None = None, **settings: object) -> Transformer:
+def cross_attention_maps(model: Transformer, source: list[int], target: list[int]) -> torch.Tensor:
+    return attention_maps(model, source, target, "cross")["cross"]
+
+
+def make_model(**settings: object) -> Transformer:
     torch.manual_seed(5)
     config = ModelConfig(
         width=16,
         heads=2,
-        head_width=head_width,
         ffn_width=24,
         encoder_layers=2,
         decoder_layers=3,
         vocab_size=20,
         max_positions=12,
-        norm=norm,
         **settings,
     )  # type: ignore[arg-type]
     model = Transformer(config).eval()
@@ -37,150 +40,30 @@ def make_model(norm: str = "post", head_width: int | None = None, **settings: ob
     return model
 
 
-def numbers(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().double().numpy()
-
-
-def layer_norm(x: np.ndarray, norm: torch.nn.LayerNorm) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps)
-    return centred / deviation * numbers(norm.weight) + numbers(norm.bias)
-
-
-def attend(
-    attention: MultiHeadAttention, x: np.ndarray, memory: np.ndarray, *, causal: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the paper's equations, one number at a time. Return outputs (T, D) and weights (H, T, S)."""
-    heads, width = attention.heads, attention.head_width
-    weight, bias = numbers(attention.qkv_weight), numbers(attention.qkv_bias)
-    parts = [slice(i * heads * width, (i + 1) * heads * width) for i in range(3)]
-    queries, keys, values = (
-        given @ weight[part].T + bias[part] for given, part in zip((x, memory, memory), parts, strict=True)
-    )
-    weights = np.zeros((heads, len(x), len(memory)))
-    mixed = np.zeros((len(x), heads * width))
-    for head in range(heads):
-        own = slice(head * width, (head + 1) * width)
-        for t in range(len(x)):
-            seen = range(t + 1 if causal else len(memory))
-            powers = [np.exp(queries[t, own] @ keys[s, own] / np.sqrt(width)) for s in seen]
-            for s, power in zip(seen, powers, strict=True):
-                weights[head, t, s] = power / sum(powers)
-            mixed[t, own] = weights[head, t] @ values[:, own]
-    return mixed @ numbers(attention.output.weight).T + numbers(attention.output.bias), weights
-
-
-def decode_by_hand(model: Transformer, memory: np.ndarray, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Hidden states (T, D) before the output projection, and cross-attention weights (L, H, T, S)."""
-
-    def connect(residual: Residual, x: np.ndarray, sublayer) -> np.ndarray:  # type: ignore[no-untyped-def]
-        if model.config.norm == "pre":
-            return x + sublayer(layer_norm(x, residual.norm))
-        return layer_norm(x + sublayer(x), residual.norm)
-
-    x = numbers(model.embedding)[tokens] * np.sqrt(model.config.width) + numbers(model.positions.table)[: len(tokens)]
-    maps = []
-    for layer in model.decoder:
-
-        def cross(y: np.ndarray, layer=layer) -> np.ndarray:  # type: ignore[no-untyped-def]
-            mixed, weights = attend(layer.cross_attention, y, memory, causal=False)
-            maps.append(weights)
-            return mixed
-
-        def feed(y: np.ndarray, layer=layer) -> np.ndarray:  # type: ignore[no-untyped-def]
-            inner, outer = layer.feed_forward.inner, layer.feed_forward.outer
-            inside = np.maximum(y @ numbers(inner.weight).T + numbers(inner.bias), 0)
-            return inside @ numbers(outer.weight).T + numbers(outer.bias)
-
-        x = connect(layer.self_residual, x, lambda y, layer=layer: attend(layer.self_attention, y, y, causal=True)[0])
-        x = connect(layer.cross_residual, x, cross)
-        x = connect(layer.ffn_residual, x, feed)
-    return (layer_norm(x, model.decoder_norm) if model.config.norm == "pre" else x), np.stack(maps)
-
-
-def encode_by_hand(model: Transformer, tokens: list[int]) -> np.ndarray:
-    """Self-attention weights (L, H, S, S) of the encoder; post-norm only."""
-    x = numbers(model.embedding)[tokens] * np.sqrt(model.config.width) + numbers(model.positions.table)[: len(tokens)]
-    maps = []
-    for layer in model.encoder:
-        mixed, weights = attend(layer.self_attention, x, x, causal=False)
-        maps.append(weights)
-        x = layer_norm(x + mixed, layer.self_residual.norm)
-        inner, outer = layer.feed_forward.inner, layer.feed_forward.outer
-        inside = np.maximum(x @ numbers(inner.weight).T + numbers(inner.bias), 0)
-        x = layer_norm(x + inside @ numbers(outer.weight).T + numbers(outer.bias), layer.ffn_residual.norm)
-    return np.stack(maps)
-
-
-def one_sentence(ids: list[int]) -> PackedTokens:
-    return pack_side(np.array(ids), np.array([len(ids)]), size=len(ids), offset_count=2, max_length=len(ids))
-
-
 @pytest.mark.parametrize("head_width", [None, 5])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@torch.no_grad()
-def test_maps_are_those_of_the_equations(norm: str, head_width: int | None) -> None:
-    model = make_model(norm, head_width)
-    source, target = one_sentence([*SOURCE, EOS_ID]), one_sentence([BOS_ID, *TARGET])
-    memory = model.encode(source)
-    hidden, expected = decode_by_hand(model, numbers(memory), [BOS_ID, *TARGET])
-    # The decoder by hand is the model's decoder: then what its layers were given is right too.
-    np.testing.assert_allclose(numbers(model.decode(target, memory, source)), hidden, atol=1e-5)
-    maps = cross_attention_maps(model, SOURCE, TARGET)
-    assert maps.shape == (3, 2, len(TARGET) + 1, len(SOURCE) + 1)
-    assert maps.dtype == torch.float32
-    np.testing.assert_allclose(maps.numpy(), expected, atol=1e-5)
-    np.testing.assert_allclose(maps.sum(-1).numpy(), 1.0, atol=1e-6)
-    # Uniform or equal maps would agree with much that is wrong.
-    assert expected.max() > 0.5
-    assert np.abs(expected[0] - expected[1]).max() > 0.1
-
-
-def test_self_attention_of_the_encoder_is_that_of_the_equations() -> None:
-    model = make_model()
-    maps = attention_maps(model, SOURCE, TARGET).encoder_LHSS
-    np.testing.assert_allclose(maps.numpy(), encode_by_hand(model, [*SOURCE, EOS_ID]), atol=1e-5)
-
-
-def test_self_attention_of_the_decoder_sees_what_was_produced() -> None:
-    model = make_model()
-    first = model.decoder[0].self_attention
-    maps = attention_maps(model, SOURCE, TARGET).decoder_LHTT
-    assert maps.shape == (3, 2, len(TARGET) + 1, len(TARGET) + 1)
-    assert not maps.triu(1).any()
-    np.testing.assert_allclose(maps.sum(-1).numpy(), 1.0, atol=1e-6)
-    tokens = [BOS_ID, *TARGET]
-    x = numbers(model.embedding)[tokens] * np.sqrt(model.config.width) + numbers(model.positions.table)[: len(tokens)]
-    np.testing.assert_allclose(maps[0].numpy(), attend(first, x, x, causal=True)[1], atol=1e-5)
-
-
-def test_cross_attention_is_the_same_alone() -> None:
-    model = make_model("pre")
-    maps = attention_maps(model, SOURCE, TARGET)
-    assert torch.equal(maps.cross_LHTS, cross_attention_maps(model, SOURCE, TARGET))
-    assert maps.encoder_LHSS.shape == (2, 2, len(SOURCE) + 1, len(SOURCE) + 1)
-
-
-def test_maps_are_those_of_torch() -> None:
-    """The first decoder layer's input to cross-attention, through torch's own multi-head attention."""
-    model = make_model()
-    layer = model.decoder[0]
-    torch_attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
-    torch_attention.load_state_dict(
-        {
-            "in_proj_weight": layer.cross_attention.qkv_weight,
-            "in_proj_bias": layer.cross_attention.qkv_bias,
-            "out_proj.weight": layer.cross_attention.output.weight,
-            "out_proj.bias": layer.cross_attention.output.bias,
-        }
-    )
-    given = []
-    handle = layer.cross_attention.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
-    maps = cross_attention_maps(model, SOURCE, TARGET)
-    handle.remove()
-    x, memory = given[0][0], given[0][1]
-    _, weights = torch_attention(x, memory, memory, need_weights=True, average_attn_weights=False)
-    torch.testing.assert_close(maps[0], weights.detach(), atol=1e-6, rtol=0)
+def test_maps_are_those_of_the_equations(head_width: int | None) -> None:
+    model, (rows, columns) = make_model(head_width=head_width), (len(TARGET) + 1, len(SOURCE) + 1)
+    equations = InFloat64(model)
+    equations.distributions(SOURCE, TARGET)
+    maps = attention_maps(model, SOURCE, TARGET, "encoder", "decoder", "cross")
+    assert {kind: tuple(found.shape) for kind, found in maps.items()} == {
+        "encoder": (2, 2, columns, columns),
+        "decoder": (3, 2, rows, rows),
+        "cross": (3, 2, rows, columns),
+    }
+    for kind, (side, name) in {
+        "encoder": ("encoder", "self_attention"),
+        "decoder": ("decoder", "self_attention"),
+        "cross": ("decoder", "cross_attention"),
+    }.items():
+        expected = torch.stack([equations.maps[f"{side}.{layer}.{name}"] for layer in range(len(maps[kind]))])
+        assert maps[kind].dtype == torch.float32
+        torch.testing.assert_close(maps[kind].double(), expected, atol=1e-5, rtol=0)
+        # Uniform or equal maps would agree with much that is wrong.
+        assert expected.max() > 0.5
+        assert (expected[0] - expected[1]).abs().max() > 0.1
+    assert not maps["decoder"].triu(1).any()
+    assert torch.equal(maps["cross"], cross_attention_maps(model, SOURCE, TARGET))
 
 
 def test_adjusted_scores_are_in_the_maps(distant: str) -> None:
@@ -212,7 +95,7 @@ def test_an_empty_sentence_has_its_end() -> None:
 
 
 def test_half_precision_gives_fp32() -> None:
-    model = make_model("pre")
+    model = make_model(norm="pre")
     exact = cross_attention_maps(model, SOURCE, TARGET)
     maps = cross_attention_maps(copy.deepcopy(model).cast_parameters(torch.bfloat16), SOURCE, TARGET)
     assert maps.dtype == torch.float32
@@ -237,3 +120,45 @@ def test_nothing_stays_in_the_model() -> None:
     with pytest.raises(IndexError):
         cross_attention_maps(model, SOURCE, [4] * 12)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.fixture(scope="module")
+def multilingual() -> Tokenizer:
+    return learn_byte_bpe(["über die Straße gehen", "你好 世界", "the street"] * 5, vocab_size=330)
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    return readable_pieces(tokenizer, tokenizer.encode(text))
+
+
+def test_pieces_are_text(multilingual: Tokenizer) -> None:
+    assert pieces(multilingual, "über die Straße") == ["über", "▁die", "▁Straße", "</s>"]
+    assert pieces(multilingual, "你好 世界") == ["你好", "▁世界", "</s>"]
+    assert pieces(multilingual, "") == ["</s>"]
+
+
+def test_a_part_of_a_character_is_one_mark(multilingual: Tokenizer) -> None:
+    # Three bytes that were never merged.
+    assert pieces(multilingual, "猫") == ["�", "�", "�", "</s>"]
+    # Characters that differ in their first byte of three: the last two, no character in themselves, become a piece.
+    ends = learn_byte_bpe(["一 帀 渀 縀"] * 5, vocab_size=261)
+    assert len(ends.encode("鸀")) == 2
+    assert pieces(ends, "鸀") == ["�", "�", "</s>"]
+
+
+def test_a_joiner_within_a_word_is_shown() -> None:
+    for word in ("می\u200cخواهم", "ක්\u200dෂ"):
+        whole = learn_byte_bpe([word] * 5, vocab_size=330)
+        assert pieces(whole, word) == [word, "</s>"]
+
+
+def test_no_piece_breaks_a_line() -> None:
+    keeping = learn_byte_bpe([], vocab_size=260, normalization="nfc")
+    shown = pieces(keeping, "a\tb\nc\u0007")
+    assert all(piece.isprintable() and not any(c.isspace() for c in piece) for piece in shown)
+    assert "".join(shown) == "a▁b▁c�</s>"
+
+
+def test_a_special_token_that_is_spelled_out_is_text(multilingual: Tokenizer) -> None:
+    assert "".join(pieces(multilingual, "</s>")) == "</s></s>"
+    assert len(pieces(multilingual, "</s>")) > 2

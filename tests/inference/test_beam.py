@@ -1,19 +1,19 @@
 """Beam search compared with one that decodes each hypothesis from its start in every step, one by one."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import beam
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.model.decoding import DecoderState, LayerCache
+from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
 from tests.fake_cuda import fake_cuda
@@ -53,20 +53,33 @@ def penalty(length: int, alpha: float) -> float:
 
 @torch.no_grad()
 def reference_search(model: Transformer, source: list[int], settings: Decoding) -> list[Hypothesis]:
-    """One sentence; with a `least_growth` of 1000 to the length limit, never stopping early."""
-    beam, limit = settings.beam, len(source) + settings.max_extra_tokens
     memory_SD = model.encode(packed([[*source, EOS]]))
+
+    def logp_of(rows: list[list[int]]) -> torch.Tensor:
+        one_source, targets = packed([[*source, EOS]] * len(rows)), packed([[BOS, *tokens] for tokens in rows])
+        hidden_TD = model.decode(targets, memory_SD.repeat(len(rows), 1), one_source)
+        return torch.log_softmax(model.logits(hidden_TD[len(rows[0]) :: len(rows[0]) + 1]), dim=-1)
+
+    return plain_search(logp_of, settings, len(source) + settings.max_extra_tokens)
+
+
+def plain_search(
+    logp_of: Callable[[list[list[int]]], torch.Tensor], settings: Decoding, limit: int
+) -> list[Hypothesis]:
+    """Search for one sentence; with a `least_growth` of 1000 to the length limit, never stopping early.
+
+    Args:
+        logp_of: returns the logarithms of the probabilities of the next token after each of k beginnings, (k, V).
+    """
+    beam = settings.beam
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[Hypothesis] = []
     for length in range(limit + 1):
-        one_source = packed([[*source, EOS]] * len(alive))
-        targets = packed([[BOS, *tokens] for _, tokens in alive])
-        hidden_TD = model.decode(targets, memory_SD.repeat(len(alive), 1), one_source)
-        logp = torch.log_softmax(model.logits(hidden_TD[length :: length + 1]), dim=-1)
+        logp = logp_of([tokens for _, tokens in alive])
         logp[:, [PAD, UNK, BOS]] = -math.inf
         if length == limit:
             logp[:, [i for i in range(logp.shape[1]) if i != EOS]] = -math.inf
-        totals = torch.tensor([total for total, _ in alive])[:, None] + logp
+        totals = torch.tensor([total for total, _ in alive], dtype=logp.dtype)[:, None] + logp
         flat = sorted(enumerate(totals.flatten().tolist()), key=lambda item: (-item[1], item[0]))
         best = [(total, *divmod(place, logp.shape[1])) for place, total in flat[: 2 * beam] if total > -math.inf]
         for total, parent, token in best:
@@ -148,14 +161,6 @@ def test_a_hypothesis_may_grow_by_a_quarter_and_win(tokens: int, limit: int, bou
     assert search.beams.alive_logp_Nk.tolist() == [[-math.inf] * 4, [-6.0, -7.0, -8.0, -9.0]]
 
 
-def test_random_sources_end_early_and_at_the_limit() -> None:
-    settings = Decoding(max_extra_tokens=8)
-    sources = make_sources(60)
-    found = beam_search(make_model(), sources, settings=settings)
-    at_limit = [len(row[0].tokens) == len(source) + 8 for row, source in zip(found, sources, strict=True)]
-    assert 0 < sum(at_limit) < len(sources)
-
-
 def test_a_batch_does_not_change_its_sentences() -> None:
     model, sources = make_model(), make_sources(30, seed=3)
     settings = Decoding(nbest=4, max_extra_tokens=10)
@@ -206,16 +211,23 @@ def test_a_slot_is_refilled_as_soon_as_its_sentence_is_done(monkeypatch: pytest.
 def test_a_step_of_slots_writes_the_same_memory() -> None:
     """A CUDA graph needs this: from the step that is recorded on, no tensor has another address."""
     search = beam._Search(make_model(), make_sources(20, seed=3), Decoding(), 5)
-    caches = [getattr(cache, name) for cache in search.state.layers for name in LayerCache.__slots__]
+    same_memory(search, 5, lambda: [search.state, search.beams, *search.state.layers])
+
+
+def same_memory(search: "beam._Search", slots: int, holders: Callable[[], list[object]]) -> None:
+    """Assert that steps write the same tensors."""
+
+    def places() -> list[int]:
+        return [tensor.data_ptr() for holder in holders() for tensor in tensors_of(holder)]
+
     with torch.inference_mode():
-        search._begin(np.arange(5))
-        before = [tensor.data_ptr() for tensor in (*tensors_of(search.state), *tensors_of(search.beams), *caches)]
-        assert len(before) > 12
-        for _ in range(100):
+        search._begin(np.arange(slots))
+        before = places()
+        assert len(before) > 4
+        for _ in range(40):
             search._step()
-    after = [getattr(cache, name) for cache in search.state.layers for name in LayerCache.__slots__]
-    after = [tensor.data_ptr() for tensor in (*tensors_of(search.state), *tensors_of(search.beams), *after)]
-    assert after == before
+        search._begin(np.arange(slots))
+    assert places() == before
 
 
 def tensors_of(holder: object) -> list[torch.Tensor]:
@@ -230,12 +242,20 @@ def tensors_of(holder: object) -> list[torch.Tensor]:
 def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
     slots: int | None, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fake_cuda(tmp_path, monkeypatch) as device:
+    # As many words as make blocks of the vocabulary.
+    steps_on_a_gpu(lambda: make_model(vocab_size=64 * 40 + 5, attention=attention), slots, tmp_path, monkeypatch)
+
+
+def steps_on_a_gpu(
+    make: Callable[[], Any], slots: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any
+) -> None:
+    with fake_cuda(folder, monkeypatch) as device:
         with device:
-            # As many words as make blocks of the vocabulary.
-            model = make_model(vocab_size=64 * 40 + 5, attention=attention).cast_parameters(torch.bfloat16)
+            model = make()
+            for each in getattr(model, "models", [model]):
+                each.cast_parameters(torch.bfloat16)
         with torch.no_grad():
-            search = beam._Search(model, make_sources(5, seed=3), Decoding(), slots)
+            search = beam._Search(model, make_sources(5, seed=3), Decoding(), slots, **how)
             search._step()
             search._begin(np.arange(5))
             for _ in range(3):
@@ -256,14 +276,6 @@ def test_on_a_gpu_the_search_is_the_same(norm: str, slots: int | None) -> None:
     assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
     scores, wanted = ([h.score for row in rows for h in row] for rows in (found, expected))
     assert scores == pytest.approx(wanted, abs=1e-4)
-
-
-def test_first_of_nbest_is_the_best() -> None:
-    model, sources = make_model(), make_sources(30, seed=4)
-    settings = Decoding(max_extra_tokens=10)
-    one = beam_search(model, sources, settings=settings)
-    many = beam_search(model, sources, settings=replace(settings, nbest=4))
-    assert_same(one, [row[:1] for row in many])
 
 
 def test_equal_probabilities_go_to_lower_ids() -> None:
@@ -348,21 +360,6 @@ def test_outputs_end_where_positions_end() -> None:
     assert row[0].tokens == [7] * 9
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("beam", 0),
-        ("length_penalty", -0.1),
-        ("length_penalty", math.nan),
-        ("max_extra_tokens", -1),
-        ("nbest", 5),
-    ],
-)
-def test_wrong_settings_are_named(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"{name} is "):
-        Decoding(**{name: value})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("slots", [None, 2])
 def test_a_model_whose_numbers_are_not_finite_finds_nothing(slots: int | None) -> None:
     model = make_model()
@@ -370,13 +367,6 @@ def test_a_model_whose_numbers_are_not_finite_finds_nothing(slots: int | None) -
         model.embedding.fill_(math.nan)
     found = beam_search(model, make_sources(5), settings=Decoding(), slots=slots)
     assert found == [[]] * 5
-
-
-def test_bf16_decodes() -> None:
-    model = make_model(1).to(torch.bfloat16)
-    sources = make_sources(10)
-    found = beam_search(model, sources, settings=Decoding(max_extra_tokens=5))
-    assert all(math.isfinite(row[0].score) for row in found)
 
 
 def test_the_first_step_computes_one_hypothesis_per_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,15 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.inference import beam
-from dist_transformer.inference.beam import beam_search
+from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.ensemble import Ensemble
 from dist_transformer.inference.loading import load_joint, read_joint_info
-from dist_transformer.inference.sampling.sampling import sample
+from dist_transformer.inference.sampling import sample
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder
-from tests.fake_cuda import fake_cuda
-from tests.inference.test_beam import make_model, make_sources, tensors_of
+from tests.inference.test_beam import assert_same, make_model, make_sources, plain_search, same_memory, steps_on_a_gpu
 from tests.inference.test_scoring import InFloat64
 
 Lines = tuple[list[str], list[str]]
@@ -66,22 +65,11 @@ class Mean:
     def all(self, source: list[int], tokens: list[int]) -> np.ndarray:
         return sum(model.distributions(source, tokens).numpy() for model in self.models) / len(self.models)
 
-    def search(self, source: list[int], *, k: int, alpha: float, extra: int) -> list[tuple[float, list[int]]]:
-        """Search with a beam of k to the limit; return the ended hypotheses by score."""
-        alive, ended = [(0.0, list[int]())], list[tuple[float, list[int]]]()
-        for length in range(len(source) + extra + 1):
-            found = []
-            for total, tokens in alive:
-                logp = np.log(self.next(source, tokens))
-                logp[[PAD_ID, UNK_ID, BOS_ID]] = -math.inf
-                if length == len(source) + extra:
-                    logp[np.arange(VOCABULARY) != EOS_ID] = -math.inf
-                found += [(total + value, tokens, token) for token, value in enumerate(logp) if value > -math.inf]
-            best = sorted(found, key=lambda one: -one[0])[: 2 * k]
-            ended += [(total / ((6 + length) / 6) ** alpha, tokens) for total, tokens, token in best if token == EOS_ID]
-            ended = sorted(ended, key=lambda one: -one[0])[:k]
-            alive = [(total, [*tokens, token]) for total, tokens, token in best if token != EOS_ID][:k]
-        return ended
+    def search(self, source: list[int], settings: Decoding) -> list[Hypothesis]:
+        def logp_of(rows: list[list[int]]) -> torch.Tensor:
+            return torch.from_numpy(np.log([self.next(source, tokens) for tokens in rows]))
+
+        return plain_search(logp_of, settings, len(source) + settings.max_extra_tokens)
 
 
 @pytest.mark.system
@@ -95,9 +83,7 @@ def test_a_search_continues_with_the_mean_of_the_probabilities(
     settings = Decoding(beam=k, nbest=k, max_extra_tokens=4, least_growth=1000)
     found = beam_search(ensemble, sources, settings=settings, slots=slots)
     for row, source in zip(found, sources, strict=True):
-        expected = Mean(models).search(source, k=k, alpha=0.6, extra=4)
-        assert [one.tokens for one in row] == [tokens for _, tokens in expected]
-        assert [one.score for one in row] == pytest.approx([score for score, _ in expected], abs=1e-5)
+        assert_same([row], [Mean(models).search(source, settings)])
     # None of the models would have found the same alone.
     for model in models:
         alone = beam_search(model, sources, settings=settings, slots=slots)
@@ -129,13 +115,6 @@ def test_first_tokens_are_drawn_from_the_mean(ensemble: Ensemble, models: list[T
         assert one.log_probability == pytest.approx(total, abs=1e-4)
 
 
-def test_twice_the_same_model_is_that_model() -> None:
-    model, sources = make_model(), make_sources(12)
-    settings = Decoding(nbest=3, max_extra_tokens=8)
-    one, both = (beam_search(each, sources, settings=settings) for each in (model, Ensemble([model, model]).eval()))
-    assert [[found.tokens for found in row] for row in both] == [[found.tokens for found in row] for row in one]
-
-
 def test_positions_are_those_that_every_model_has(ensemble: Ensemble) -> None:
     assert ensemble.config.max_positions == 40
     (row,) = beam_search(ensemble, [[5] * 35], settings=Decoding(max_extra_tokens=50))
@@ -145,14 +124,8 @@ def test_positions_are_those_that_every_model_has(ensemble: Ensemble) -> None:
 def test_a_step_of_slots_writes_the_same_memory(ensemble: Ensemble) -> None:
     """A CUDA graph of an ensemble needs this of every model."""
     search = beam._Search(ensemble, make_sources(20, seed=3), Decoding(), 5)
-    states = [*search.state.states, search.beams]  # type: ignore[attr-defined]
-    with torch.inference_mode():
-        search._begin(np.arange(5))
-        before = [tensor.data_ptr() for state in states for tensor in tensors_of(state)]
-        for _ in range(20):
-            search._step()
-    assert [tensor.data_ptr() for state in states for tensor in tensors_of(state)] == before
-    assert search.state.positions_N is states[0].positions_N
+    same_memory(search, 5, lambda: [*search.state.states, search.beams])
+    assert search.state.positions_N is search.state.states[0].positions_N
 
 
 @pytest.mark.system
@@ -160,17 +133,10 @@ def test_a_step_of_slots_writes_the_same_memory(ensemble: Ensemble) -> None:
 def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
     slots: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fake_cuda(tmp_path, monkeypatch) as device:
-        with device:
-            models = [
-                make_model(vocab_size=64 * 40 + 5, width=width).cast_parameters(torch.bfloat16) for width in (8, 16)
-            ]
-        with torch.no_grad():
-            search = beam._Search(Ensemble(models).eval(), make_sources(5, seed=3), Decoding(), slots)
-            search._begin(np.arange(5))
-            for _ in range(3):
-                search._step()
-    assert search.beams.alive_logp_Nk.device == device
+    def make() -> Ensemble:
+        return Ensemble([make_model(vocab_size=64 * 40 + 5, width=width) for width in (8, 16)]).eval()
+
+    steps_on_a_gpu(make, slots, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import dist_transformer
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
@@ -15,15 +14,14 @@ from dist_transformer.data.vocabulary.sentence_piece import learn_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
 from dist_transformer.inference import beam
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.beam import beam_search
+from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes, PrefixTracker
-from dist_transformer.inference.sampling.sampling import sample
+from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
+from dist_transformer.inference.sampling import sample
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
-from tests.fake_cuda import fake_cuda
-from tests.inference.sampling.test_sampling import next_logp
-from tests.inference.test_beam import make_sources, tensors_of
+from tests.inference.test_beam import assert_same, make_sources, plain_search, same_memory, steps_on_a_gpu
+from tests.inference.test_sampling import next_logp
 
 Lines = tuple[list[str], list[str]]
 CPU = torch.device("cpu")
@@ -63,24 +61,18 @@ def fits(tokenizer: Tokenizer, prefix: Prefix, text: str, ids: list[int]) -> boo
 
 
 def reference(
-    model: Transformer, tokenizer: Tokenizer, source: list[int], prefix: Prefix | None, text: str, k: int
-) -> list[tuple[float, list[int]]]:
-    limit = max(len(source), prefix.most_tokens if prefix else 0) + 4
-    alive, ended = [(0.0, list[int]())], list[tuple[float, list[int]]]()
-    for length in range(limit + 1):
-        found = []
-        for total, tokens in alive:
-            for token, value in enumerate(next_logp(model, source, tokens).double().tolist()):
-                if token in (0, 1, 2) or (length == limit and token != EOS_ID):
-                    continue
-                covered = prefix is None or spelled(tokenizer, tokens).startswith(text.encode())
-                if covered or (token != EOS_ID and fits(tokenizer, prefix, text, [*tokens, token])):
-                    found.append((total + value, tokens, token))
-        best = sorted(found, key=lambda one: -one[0])[: 2 * k]
-        ended += [(total / ((6 + length) / 6) ** 0.6, tokens) for total, tokens, token in best if token == EOS_ID]
-        ended = sorted(ended, key=lambda one: -one[0])[:k]
-        alive = [(total, [*tokens, token]) for total, tokens, token in best if token != EOS_ID][:k]
-    return ended
+    model: Transformer, tokenizer: Tokenizer, source: list[int], prefix: Prefix | None, text: str, settings: Decoding
+) -> list[Hypothesis]:
+    def logp_of(rows: list[list[int]]) -> torch.Tensor:
+        logp = torch.stack([next_logp(model, source, tokens).double() for tokens in rows])
+        for tokens, row in zip(rows, logp, strict=True):
+            if prefix is not None and not spelled(tokenizer, tokens).startswith(text.encode()):
+                fitting = [i != EOS_ID and fits(tokenizer, prefix, text, [*tokens, i]) for i in range(len(row))]
+                row[~torch.tensor(fitting)] = -torch.inf
+        return logp
+
+    limit = max(len(source), prefix.most_tokens if prefix else 0) + settings.max_extra_tokens
+    return plain_search(logp_of, settings, limit)
 
 
 TEXTS = ["Ein Ha", "", "Ein Haus steht", "H", "", "Häu", "das Haus, d", "北"]
@@ -99,9 +91,7 @@ def test_search_equals_one_that_compares_texts(
     settings = Decoding(beam=k, nbest=k, max_extra_tokens=4, least_growth=1000)
     found = beam_search(model, sources, settings=settings, slots=slots, prefixes=Prefixes(texts, rows))
     for hypotheses, source, row, text in zip(found, sources, rows, TEXTS, strict=True):
-        expected = reference(model, tokenizer, source, row, text, k)
-        assert [one.tokens for one in hypotheses] == [tokens for _, tokens in expected]
-        assert [one.score for one in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
+        assert_same([hypotheses], [reference(model, tokenizer, source, row, text, settings)])
         assert all(spelled(tokenizer, one.tokens).startswith(text.encode()) for one in hypotheses)
 
 
@@ -255,7 +245,8 @@ def test_what_does_not_fit_is_refused_by_its_line(model: Transformer, tokenizer:
 
 
 def test_the_first_sentence_has_the_prefix_of_a_line(model: Transformer, tokenizer: Tokenizer) -> None:
-    translator = Translator(model, tokenizer, CPU, Decoding(max_extra_tokens=5), split_over=0)
+    translator = Translator(model, tokenizer, CPU, Decoding(max_extra_tokens=5))
+    translator.split_over = 0
     line = "Ein Haus. Ein Hund."
     begun, whole = translator.translate([line, line], prefixes=["Haus", "Haus. Hund"])
     first, second = translator.translate(["Ein Haus.", "Ein Hund."], prefixes=["Haus", ""])
@@ -272,15 +263,7 @@ def test_a_step_of_slots_writes_the_same_memory(model: Transformer, tokenizer: T
     rows = [texts.encode(text) if text else None for text in TEXTS]
     prefixes = Prefixes(texts, rows)
     search = beam._Search(model, make_sources(8, seed=3), Decoding(), 3, prefixes=prefixes)
-    assert isinstance(search.tracker, PrefixTracker)
-    with torch.inference_mode():
-        search._begin(np.arange(3))
-        before = [tensor.data_ptr() for tensor in tensors_of(search.tracker)]
-        assert len(before) > 4
-        for _ in range(12):
-            search._step()
-        search._begin(np.arange(3))
-    assert [tensor.data_ptr() for tensor in tensors_of(search.tracker)] == before
+    same_memory(search, 3, lambda: [search.tracker])
 
 
 @pytest.mark.system
@@ -288,27 +271,5 @@ def test_a_step_on_a_gpu_neither_mixes_devices_nor_waits(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = PieceTexts(tokenizer)
-    prefixes = Prefixes(texts, [texts.encode(text) if text else None for text in TEXTS])
-    with fake_cuda(tmp_path, monkeypatch) as device:
-        with device:
-            model = random_model_of(tokenizer).cast_parameters(torch.bfloat16)
-        with torch.no_grad():
-            search = beam._Search(model, make_sources(8, seed=3), Decoding(), 3, prefixes=prefixes)
-            search._begin(np.arange(3))
-            for _ in range(3):
-                search._step()
-    assert search.beams.alive_logp_Nk.device == device
-
-
-def test_prefixes_of_a_loaded_model(model_folder: Path, toy_lines: Lines) -> None:
-    model = dist_transformer.load(model_folder, device="cpu")
-    assert model.translate(toy_lines[0][0], prefixes="der Hu", max_extra_tokens=3).startswith("der Hu")
-    found = model.translate(toy_lines[0][:3], prefixes=["", "die", "§"], nbest=2, max_extra_tokens=3)
-    assert [one.text[:1] for row in found[1:] for one in row] == ["d", "d", "§", "§"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_bytes_of_pieces_make_the_text(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    for text in WORDS[:5]:
-        assert spelled(tokenizer, tokenizer.encode(text)).strip() == tokenizer.normalize(text).encode()
+    prefixes = Prefixes(texts, [texts.encode(text) if text else None for text in TEXTS[:5]])
+    steps_on_a_gpu(lambda: random_model_of(tokenizer), 5, tmp_path, monkeypatch, prefixes=prefixes)

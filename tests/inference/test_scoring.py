@@ -39,6 +39,8 @@ class InFloat64:
     def __init__(self, model: Transformer) -> None:
         self.weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
         self.config = model.config
+        self.maps: dict[str, torch.Tensor] = {}
+        """Attention weights (H, T, S) by the name of the attention."""
 
     def log_probabilities(self, source: list[int], target: list[int]) -> list[float]:
         """Compute the log-probability of each token of `target </s>`."""
@@ -94,13 +96,15 @@ class InFloat64:
             side @ matrix.T + bias for side, matrix, bias in zip((x, memory, memory), matrices, biases, strict=True)
         )
         width = q.shape[1] // self.config.heads
-        heads = []
+        heads, maps = [], []
         for head in range(self.config.heads):
             part = slice(head * width, (head + 1) * width)
             scores = q[:, part] @ k[:, part].T / math.sqrt(width)
             if causal:
                 scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-            heads.append(scores.softmax(1) @ v[:, part])
+            maps.append(scores.exp() / scores.exp().sum(1, keepdim=True))
+            heads.append(maps[-1] @ v[:, part])
+        self.maps[name] = torch.stack(maps)
         return self.linear(f"{name}.output", torch.cat(heads, dim=1))
 
 

@@ -7,7 +7,6 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-from dist_transformer.evaluation.evaluate import reference_nll
 from dist_transformer.evaluation.samples import make_samples
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import Hypothesis
@@ -71,10 +70,6 @@ def test_every_part_of_a_long_line_has_the_tags_and_fits(
     assert {tuple(source[:2]) for source in seen} == {(6, 4)}
     # Two tags and the `</s>` beside the tokens of a part.
     assert max(map(len, seen)) <= 160 - 1 - 50
-    with pytest.raises(
-        UserError, match="max_source_tokens is 158: it must be 4 to 157, because the model has 160 positions"
-    ):
-        Translator(model, tokenizer, CPU, Decoding(), tags=("<2en>", "<bt>"), max_source_tokens=158)
 
 
 def test_tags_count_as_tokens_of_a_long_line(
@@ -85,7 +80,8 @@ def test_tags_count_as_tokens_of_a_long_line(
     seen = read_by_the_model(monkeypatch)
     for limit, parts in ((longest, 1), (longest - 1, 2)):
         seen.clear()
-        Translator(model, tokenizer, CPU, Decoding(), tags=("<2en>", "<bt>"), split_over=limit).translate([text])
+        settings = Decoding(split_over=limit)
+        Translator(model, tokenizer, CPU, settings, tags=("<2en>", "<bt>")).translate([text])
         assert [source[:2] for source in seen] == [[6, 4]] * parts
 
 
@@ -115,11 +111,3 @@ def test_attention_is_of_what_the_model_reads(model: Transformer, tokenizer: Tok
     (sample,) = make_samples(translator, ["A dog."], ["Ein Hund."], ["Ein Hund."], count=1, with_attention=1)
     assert sample.source_tokens[0] == "<2de>"
     assert len(sample.source_tokens) == len(tokenizer.encode("A dog.")) + 2
-
-
-def test_references_are_as_probable_as_after_the_tag(model: Transformer, tokenizer: Tokenizer) -> None:
-    pairs = [("A dog.", "Ein Hund."), ("The cat sleeps.", "Die Katze schläft.")]
-    plain, tagged = (reference_nll(model, tokenizer, pairs, tags=tags) for tags in ((), ("<2de>",)))
-    assert plain != pytest.approx(tagged, abs=1e-6)
-    other = reference_nll(model, tokenizer, pairs, tags=("<2en>",))
-    assert other != pytest.approx(tagged, abs=1e-6)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.trained_model import Attention
-from dist_transformer.pictures.attention import LONGEST, attention_pictures, head_figure
+from dist_transformer.inference.attention_maps import Attention
+from dist_transformer.pictures.attention import LONGEST, attention_pictures
 
 
 def weights(layers: int, heads: int, rows: int, columns: int) -> torch.Tensor:
@@ -49,8 +49,8 @@ def test_one_picture_per_kind_shows_the_weights() -> None:
 
 
 def test_more_than_eight_heads_take_another_row() -> None:
-    figure = head_figure(weights(1, 10, 2, 3).numpy(), ["a", "b"], ["x", "y", "z"])
-    panels = [axes for axes in figure.axes if axes.get_title()]
+    *_, picture = attention_pictures(made_attention(layers=1, heads=10))
+    panels = [axes for axes in picture.figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == [f"Layer 1, head {head}" for head in range(1, 11)]
     tops = [round(axes.get_position().y0, 2) for axes in panels]
     assert len({*tops[:8]}) == len({*tops[8:]}) == 1

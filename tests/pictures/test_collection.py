@@ -1,12 +1,17 @@
-"""The pictures that a model, a sentence and learned positions give; the command's bad input."""
+"""The pictures that a model, a sentence and learned positions give, their folder, and the command's bad input."""
 
+import base64
 import dataclasses
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import lxml.html
 import pytest
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.pictures import main
@@ -14,7 +19,7 @@ from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.pictures import collection as module
-from dist_transformer.pictures.collection import make_pictures
+from dist_transformer.pictures.collection import make_pictures, write_pictures
 from dist_transformer.pictures.picture import Picture
 from dist_transformer.pictures.settings import PictureSettings
 
@@ -44,8 +49,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures that need no model take seconds, and have tests of their own."""
 
     def stand_in(name: str) -> Callable[[], Picture]:
-        from matplotlib.figure import Figure
-
         return lambda: Picture(name=name, title=name, section="3", caption="", alt="", figure=Figure(figsize=(1, 1)))
 
     functions = ("mask", "saturation", "sinusoid", "rotation", "schedule", "cost")
@@ -54,14 +57,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names(settings: PictureSettings) -> list[str]:
-    return [picture.name for picture in make_pictures(settings).pictures]
+    return [picture.name for picture in make_pictures(settings)[0]]
 
 
 @pytest.mark.usefixtures("quick")
 def test_without_a_model_the_page_says_what_it_lacks() -> None:
-    made = make_pictures(PictureSettings())
-    assert [picture.name for picture in made.pictures] == OF_NO_MODEL
-    attention, positions = made.notes
+    pictures, (attention, positions) = make_pictures(PictureSettings())
+    assert [picture.name for picture in pictures] == OF_NO_MODEL
     assert "Pass --model MODEL and --src-text" in attention
     assert "--model.positions learned" in positions
     assert "--learned-model MODEL" in positions
@@ -69,17 +71,17 @@ def test_without_a_model_the_page_says_what_it_lacks() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_model_and_a_pair_give_attention(model_folder: Path) -> None:
-    made = make_pictures(PictureSettings(model=model_folder, source=SENTENCE, target="der Hund"))
-    assert [picture.name for picture in made.pictures] == ["masks", *OF_A_SENTENCE, *OF_NO_MODEL[1:]]
-    assert made.notes[:2] == [f"Sentence of the attention pictures: {SENTENCE}", "Its target, given: der Hund"]
-    assert len(made.notes) == 3
+    pictures, notes = make_pictures(PictureSettings(model=model_folder, source=SENTENCE, target="der Hund"))
+    assert [picture.name for picture in pictures] == ["masks", *OF_A_SENTENCE, *OF_NO_MODEL[1:]]
+    assert notes[:2] == [f"Sentence of the attention pictures: {SENTENCE}", "Its target, given: der Hund"]
+    assert len(notes) == 3
 
 
 @pytest.mark.usefixtures("quick")
 def test_without_a_target_the_model_translates(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.TrainedModel, "translate", lambda model, text: f"translated {text}")
-    made = make_pictures(PictureSettings(model=model_folder, source=SENTENCE))
-    assert made.notes[1] == f"Its target, the model's translation by beam search: translated {SENTENCE}"
+    _, notes = make_pictures(PictureSettings(model=model_folder, source=SENTENCE))
+    assert notes[1] == f"Its target, the model's translation by beam search: translated {SENTENCE}"
 
 
 @pytest.mark.usefixtures("quick")
@@ -88,7 +90,7 @@ def test_learned_positions_come_from_either_model(model_folder: Path, learned_fo
     assert names(PictureSettings(learned_model=learned_folder)) == with_learned
     settings = PictureSettings(model=learned_folder, source=SENTENCE, target="der")
     assert names(settings) == ["masks", *OF_A_SENTENCE, *with_learned[1:]]
-    assert len(make_pictures(settings).notes) == 2
+    assert len(make_pictures(settings)[1]) == 2
     with pytest.raises(UserError, match="has sinusoidal positions: use a model that was trained with"):
         make_pictures(PictureSettings(learned_model=model_folder))
 
@@ -139,3 +141,69 @@ def test_a_folder_with_files_is_not_replaced(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UserError, match="exists: choose another name, or remove it"):
         run_main(monkeypatch, "--out", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+HOSTILE = '"><script>alert(1)</script>'
+
+
+def picture(name: str, title: str, inches: float = 4.0) -> Picture:
+    figure = Figure(figsize=(inches, 1))
+    figure.add_subplot().plot([0, 1], [0, 1])
+    return Picture(
+        name=name, title=title, section="3.5", caption=f"{title} <in> words.", alt=f"{title} drawn", figure=figure
+    )
+
+
+def test_the_folder_has_a_page_and_png_files(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    assert write_pictures(out, [picture("one", "First one"), picture("two", "Second")], []) == out / "index.html"
+    assert sorted(path.name for path in out.iterdir()) == ["index.html", "one.png", "two.png"]
+    with Image.open(out / "one.png") as image:
+        assert (image.size, image.mode) == ((400, 100), "P")
+        assert len(image.convert("RGB").getcolors(10_000)) > 1
+    # No temporary folder is left.
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_the_page_is_self_contained_and_says_what_to_see(tmp_path: Path) -> None:
+    drawn = [picture("one", "First one"), picture("two", "Second", 10.0)]
+    html = write_pictures(tmp_path / "out", drawn, [HOSTILE]).read_text(encoding="utf-8")
+    page = lxml.html.document_fromstring(html)
+    assert [section.get("id") for section in page.xpath("//section")] == ["first-one", "second"]
+    assert page.xpath("//ul/li/a/@href") == ["#first-one", "#second"]
+    assert page.xpath("//figcaption/text()") == [f"{name} <in> words. Section 3.5." for name in ("First one", "Second")]
+    assert page.xpath("//img/@alt") == ["First one drawn", "Second drawn"]
+    for source in page.xpath("//img/@src"):
+        kind, content = source.split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        assert base64.b64decode(content).startswith(b"<svg")
+    # A wide picture scrolls at full size on a phone.
+    assert page.xpath("//figure/@class") == ["map", "map wide"]
+    assert page.xpath("//meta[@http-equiv]/@content")[0].startswith("default-src 'none'")
+    assert "prefers-color-scheme: dark" in html
+    # A sentence is text, not markup.
+    assert HOSTILE in page.xpath("//header//p/text()")
+    assert page.xpath("//script") == []
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    write_pictures(tmp_path, [picture("one", "One")], ["half of a pair: \ud800"])
+    assert "half of a pair: ?" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full at the second picture."""
+    drawn: list[object] = []
+
+    def fail(figure: Figure) -> bytes:
+        drawn.append(figure)
+        if len(drawn) == 2:
+            raise OSError(28, "No space left on device")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    monkeypatch.setattr(module, "as_png", fail)
+    with pytest.raises(UserError, match=r"out cannot be written \(No space left on device\): free"):
+        write_pictures(tmp_path / "out", [picture("one", "One"), picture("two", "Two")], [])
+    assert list(tmp_path.iterdir()) == []

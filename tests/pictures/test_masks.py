@@ -4,28 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.model.attention import AttentionLayout
-from dist_transformer.model.packed import PackedTokens, pack_side
+from dist_transformer.model.packed import PackedTokens
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.pictures.masks import causal_mask, mask_picture, packed_mask, padding_mask
+from dist_transformer.pictures.masks import mask_picture, packed_mask
 
 
 def packed(*lengths: int) -> PackedTokens:
-    size = sum(lengths)
-    return pack_side(
-        np.arange(size), np.array(lengths), size=size, offset_count=len(lengths) + 1, max_length=max(lengths)
-    )
+    return pack_sentences([range(length) for length in lengths], torch.device("cpu"))
 
 
-def test_padding_hides_columns() -> None:
-    assert padding_mask(2, 3).tolist() == [[True, True, False]] * 3
-
-
-def test_a_causal_mask_hides_what_comes_later() -> None:
-    assert causal_mask(3).astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-
-
-def test_a_pack_sees_its_own_sentences() -> None:
+def test_masks_by_hand() -> None:
     """Targets of 2 and 1 tokens, sources of 1 and 2."""
     targets, sources = packed(2, 1), packed(1, 2)
     assert packed_mask(targets, sources, causal=False).astype(int).tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 1]]
@@ -52,10 +42,9 @@ def test_the_model_attends_to_what_the_mask_shows(random_model: Transformer, cau
 def test_the_picture_shows_padding_causal_both_and_packs() -> None:
     picture = mask_picture()
     panels = {axes.get_title(): np.asarray(axes.images[0].get_array()) for axes in picture.figure.axes}
-    both = panels["Padding"] & panels["Causal"]
-    np.testing.assert_array_equal(panels["Padding and causal"], both)
-    # 4 of 7 columns; a triangle of 7; its first 4 columns.
-    assert [int(panels[name].sum()) for name in ("Padding", "Causal", "Padding and causal")] == [28, 28, 22]
+    np.testing.assert_array_equal(panels["Padding"], [[1] * 4 + [0] * 3] * 7)
+    np.testing.assert_array_equal(panels["Causal"], [[1] * i + [0] * (7 - i) for i in range(1, 8)])
+    np.testing.assert_array_equal(panels["Padding and causal"], panels["Padding"] & panels["Causal"])
     # Sources of 3, 4 and 6 tokens, targets of 3, 4 and 7.
     assert int(panels["Packed: encoder"].sum()) == 9 + 16 + 36
     assert int(panels["Packed: decoder"].sum()) == 6 + 10 + 28

@@ -77,7 +77,4 @@ def test_learned_vectors_are_next_to_sinusoids_of_their_width() -> None:
     np.testing.assert_allclose(panels["Sinusoids"].images[0].get_array(), sinusoids, atol=1e-5)
     assert f"{mean_by_offset(sinusoids)[1]:.2f} for sinusoids" in picture.caption
     assert "positions 0 to 63" in picture.caption
-
-
-def test_a_short_table_is_shown_whole() -> None:
     assert "positions 0 to 9." in learned_picture(np.eye(10, dtype=np.float32)).caption

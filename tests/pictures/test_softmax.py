@@ -42,11 +42,6 @@ def test_only_scores_without_the_factor_saturate() -> None:
     assert (scaled.entropy <= math.log(KEYS)).all()
 
 
-def test_the_factor_of_a_head_of_width_1_is_1() -> None:
-    scaled, plain = (saturation(1, scaled=is_scaled) for is_scaled in (True, False))
-    np.testing.assert_array_equal(scaled.entropy, plain.entropy)
-
-
 def test_the_picture_has_both_curves_in_three_panels() -> None:
     picture = saturation_picture()
     assert [axes.get_title() for axes in picture.figure.axes] == ["Largest weight", "Entropy", "Gradient"]

@@ -90,9 +90,12 @@ def post(server: RunningServer, path: str, value: Any) -> tuple[int, Any]:
 
 
 MODEL = SimpleNamespace(
-    info=SimpleNamespace(source_language="en", target_language="de"), describe=lambda: {"name": "a model"}
+    info=SimpleNamespace(source_language="en", target_language="de"),
+    describe=lambda: {"name": "a model"},
+    translate=None,
+    translate_texts=None,
 )
-"""Stands for a model; a test replaces `server.translate`."""
+"""Stands for a model, whose methods a test replaces."""
 
 
 def with_server(use: Callable[[int], Awaitable[T]]) -> T:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.serving import receiving, server
-from tests.serving.running import exchange, post, read_answer, running_server, with_server
+from dist_transformer.serving import requests, server
+from tests.serving.running import MODEL, exchange, post, read_answer, running_server, with_server
 
 HEADERS = b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "a"}'
@@ -43,10 +43,10 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         time.sleep(settings["seconds"])
         return settings["text"]
 
-    monkeypatch.setattr(server, "translate", translate)
+    monkeypatch.setattr(MODEL, "translate", translate)
     monkeypatch.setattr(server, "SECONDS_TO_BEGIN", 0.5)
     monkeypatch.setattr(server, "SECONDS_TO_READ", 1)
-    monkeypatch.setattr(receiving, "SECONDS_TO_SEND", 0.5)
+    monkeypatch.setattr(requests, "SECONDS_TO_SEND", 0.5)
     return settings
 
 

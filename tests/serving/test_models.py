@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.inference.attention_maps import cross_attention_maps
+from dist_transformer.inference.attention_maps import attention_maps
 from dist_transformer.inference.decoding import Decoding, ExactLoading
 from dist_transformer.inference.translator import Translator
-from dist_transformer.serving.models import LONGEST_MAP, ServedModel, attention, load_models, short_names, translate
+from dist_transformer.serving.models import LONGEST_MAP, ServedModel, load_models, short_names
 from dist_transformer.serving.requests import AttentionRequest, Kind
 from tests.small_model import restate
 
@@ -33,7 +33,7 @@ def ask(text: str, tokens: list[int], **settings: Any) -> AttentionRequest:
 
 def test_translations_are_those_of_the_translator(served: ServedModel, toy_lines: Lines) -> None:
     line = toy_lines[0][0]
-    answer = translate(served, line)
+    answer = served.translate(line)
     (expected,) = served.translator.translate([line])
     assert [each["text"] for each in answer["hypotheses"]] == [each.text for each in expected.hypotheses]
     assert len(answer["hypotheses"]) == 3
@@ -54,9 +54,9 @@ def test_translations_are_those_of_the_translator(served: ServedModel, toy_lines
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_rows_sum_to_1(served: ServedModel, toy_lines: Lines, kind: str) -> None:
     line = toy_lines[0][0]
-    found = translate(served, line)
+    found = served.translate(line)
     first = found["hypotheses"][0]
-    answer = attention(served, ask(line, first["tokens"], kind=kind))
+    answer = served.attention(ask(line, first["tokens"], kind=kind))
     weights_HTS = np.array(answer["weights"])
     assert weights_HTS.shape == (2, len(answer["rows"]), len(answer["columns"]))
     # Each of so many weights is off by half of 0.001 at most.
@@ -69,32 +69,22 @@ def test_rows_sum_to_1(served: ServedModel, toy_lines: Lines, kind: str) -> None
 
 def test_cross_attention_is_that_of_a_validation(served: ServedModel, toy_lines: Lines) -> None:
     line = toy_lines[0][0]
-    tokens = translate(served, line)["hypotheses"][1]["tokens"]
-    maps_LHTS = cross_attention_maps(served.translator.model, served.translator.tokenizer.encode(line), list(tokens))
-    weights_HTS = attention(served, ask(line, tokens))["weights"]
+    tokens = served.translate(line)["hypotheses"][1]["tokens"]
+    source = served.translator.tokenizer.encode(line)
+    maps_LHTS = attention_maps(served.translator.model, source, list(tokens), "cross")["cross"]
+    weights_HTS = served.attention(ask(line, tokens))["weights"]
     np.testing.assert_allclose(weights_HTS, maps_LHTS[0], atol=0.00051)
-
-
-def test_translations_begin_with_the_prefix(served: ServedModel) -> None:
-    assert all(each["text"].startswith("der Hu") for each in translate(served, "a dog", "der Hu")["hypotheses"])
 
 
 def test_an_ensemble_has_no_maps(model_folder: Path, other_folder: Path, toy_lines: Lines) -> None:
     settings = Decoding(nbest=2, max_extra_tokens=5)
     alone, joint = load_models([[model_folder], [model_folder, other_folder]], ExactLoading(), settings, CPU)
     assert joint.name == " + ".join(short_names([model_folder, other_folder]))
-    first, both = (translate(model, toy_lines[0][0]) for model in (alone, joint))
+    first, both = (model.translate(toy_lines[0][0]) for model in (alone, joint))
     assert (first["has_maps"], both["has_maps"]) == (True, False)
     assert first["hypotheses"] != both["hypotheses"]
     with pytest.raises(UserError, match="attention is that of one model, and this is an ensemble"):
-        attention(joint, ask("a", [5]))
-
-
-def test_a_split_text_has_no_maps(served: ServedModel) -> None:
-    answer = translate(served, "word " * 300)
-    assert answer["split"]["limit"] == 154
-    assert answer["split"]["parts"] > 1
-    assert not answer["has_maps"]
+        joint.attention(ask("a", [5]))
 
 
 def test_a_served_model_splits_lines_longer_than_its_training(
@@ -105,12 +95,12 @@ def test_a_served_model_splits_lines_longer_than_its_training(
     shutil.copytree(model_folder, folder)
     restate(folder, longest_source=max(len(first), len(second)))
     (served,) = load_models([[folder]], ExactLoading(), Decoding(), CPU)
-    both, long = (translate(served, text) for text in (f"{first} {second} {first}", "word " * 35))
-    assert (both["split"]["parts"], both["beyond_training"]) == (3, False)
+    both, long = (served.translate(text) for text in (f"{first} {second} {first}", "word " * 35))
+    assert (both["split"]["parts"], both["has_maps"], both["beyond_training"]) == (3, False, False)
     assert (long["split"], long["beyond_training"]) == (None, True)
     restate(folder, several_sentences=0.0199)
     (served,) = load_models([[folder]], ExactLoading(), Decoding(max_extra_tokens=0), CPU)
-    two = translate(served, "A man. A dog.", "d")
+    two = served.translate("A man. A dog.", "d")
     assert two["split"] == {"parts": 2, "limit": 0}
     assert two["hypotheses"][0]["text"].startswith("d")
     assert any(one["cut"] for one in two["hypotheses"])
@@ -120,24 +110,12 @@ def test_a_long_text_has_no_maps(served: ServedModel) -> None:
     tokenizer = served.translator.tokenizer
     longest, longer = ("a " * (LONGEST_MAP - 1)).strip(), ("a " * LONGEST_MAP).strip()
     assert len(tokenizer.encode(longer)) == LONGEST_MAP
-    assert not translate(served, longer)["has_maps"]
-    assert len(attention(served, ask(longest, []))["columns"]) == LONGEST_MAP
+    assert not served.translate(longer)["has_maps"]
+    assert len(served.attention(ask(longest, []))["columns"]) == LONGEST_MAP
     with pytest.raises(UserError, match="attention is shown for up to 127 word pieces"):
-        attention(served, ask(longer, []))
+        served.attention(ask(longer, []))
     with pytest.raises(UserError, match="attention is shown for up to 127 word pieces"):
-        attention(served, ask("a", [5] * LONGEST_MAP))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tokens": [400]}, "an id that is not in the vocabulary of 400"),
-        ({"layer": 1}, "layer is 1: it must be 0 to 0"),
-    ],
-)
-def test_a_request_that_does_not_fit_the_model(served: ServedModel, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        attention(served, ask("a", **{"tokens": [], **settings}))
+        served.attention(ask("a", [5] * LONGEST_MAP))
 
 
 def test_a_model_that_has_diverged_is_one_sentence(served: ServedModel) -> None:
@@ -146,7 +124,7 @@ def test_a_model_that_has_diverged_is_one_sentence(served: ServedModel) -> None:
     translator = Translator(broken, served.translator.tokenizer, CPU, Decoding())
     model = ServedModel(name="broken", info=served.info, translator=translator)
     with pytest.raises(UserError, match="the model computes numbers that are not finite"):
-        translate(model, "a dog")
+        model.translate("a dog")
 
 
 def test_names_are_short_and_differ() -> None:

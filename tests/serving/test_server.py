@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.serving import server
 from dist_transformer.serving.server import MOST_WAITING
-from tests.serving.running import a_post, exchange, read_answer, with_server
+from tests.serving.running import MODEL, a_post, exchange, read_answer, with_server
 
 
 class PanicError(BaseException):
@@ -23,7 +22,7 @@ class Gate:
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.texts: list[str] = []
 
-    def translate(self, _: object, text: str, prefix: str = "") -> dict[str, Any]:
+    def translate(self, text: str, prefix: str) -> dict[str, Any]:
         self.texts.append(text)
         self.begun.set()
         assert self.may_end.wait(60)
@@ -37,7 +36,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
-    monkeypatch.setattr(server, "translate", gate.translate)
+    monkeypatch.setattr(MODEL, "translate", gate.translate)
     return gate
 
 

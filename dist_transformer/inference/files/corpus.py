@@ -36,16 +36,18 @@ from dist_transformer.base.files import (
 from dist_transformer.base.messages import as_kind
 from dist_transformer.base.sole_writer import LOCK_FILE, PATIENCE_SECONDS, Fence, Words, sole_writer, unfenced
 from dist_transformer.data.text.lines import read_lines
-from dist_transformer.inference.files.manifest import MANIFEST_FILE, manifest_of, require_same
 from dist_transformer.inference.files.parts import (
+    MANIFEST_FILE,
     Part,
     Source,
     describe_chunk,
     in_chunks,
+    manifest_of,
     parts_of,
     read_source,
     refuse_existing,
     require_free,
+    require_same,
 )
 from dist_transformer.inference.translator import Translation
 from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
@@ -70,8 +72,6 @@ class CorpusJob:
     """Settings that may change the output: JSON values by flag."""
     beside: Mapping[str, Path] = field(default_factory=dict)
     """Text files with a line for each input line, by the flags that name them."""
-    one_line_each: bool = True
-    """Whether every input line has exactly one line in the output."""
 
     @property
     def parts(self) -> Path:
@@ -193,7 +193,7 @@ def _lock(job: CorpusJob, held: contextlib.ExitStack) -> Fence:
 def _with_finished(start: _Start) -> _Start:
     """Find the parts that are sound, and report those that are not."""
     present = start.present()
-    finished = frozenset(chunk for chunk in present if start.part(chunk).copy() is not None)
+    finished = frozenset(chunk for chunk in present if start.part(chunk).copy())
     if damaged := sorted(present - finished):
         names = ", ".join(start.part(chunk).path.name for chunk in damaged[:3]) + (", …" if damaged[3:] else "")
         logger.warning(f"{len(damaged)} parts in {start.folder} are damaged and are translated again: {names}")
@@ -277,21 +277,13 @@ def _finish(job: CorpusJob, start: _Start, fence: Fence) -> None:
     """Join the parts to the output, if they are what they must be."""
     with _explained(job):
         with whole_path(job.output) as beside:
-            written = 0
             with beside.open("wb") as whole:
                 for chunk in range(len(start.source.chunks)):
-                    lines = start.part(chunk).copy(whole)
-                    if lines is None:
+                    if not start.part(chunk).copy(whole):
                         raise UserError(
                             f"{start.part(chunk).path} was changed or removed by another program: rerun the same "
                             "command to translate it again"
                         )
-                    written += lines
-            if job.one_line_each and written != start.source.lines:
-                raise UserError(
-                    f"{job.output} would have {written:,} lines for {start.source.lines:,} input lines: remove "
-                    f"{job.parts} and start again"
-                )
             fence()
             write_file(job.parts / _COMPLETE, _completion(start, beside))
             refuse_existing(job.output)

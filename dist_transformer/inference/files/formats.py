@@ -30,11 +30,6 @@ class OutputFormat:
     noise_seed: int | None = None
     """Seed of the noise that is added to the plain text; None: no noise."""
 
-    @property
-    def one_line_each(self) -> bool:
-        """Whether every input line has exactly one line."""
-        return self.nbest in (None, "jsonl")
-
     def text_of(self, number: int, translation: "Translation") -> str:
         """Return the output of one input line.
 

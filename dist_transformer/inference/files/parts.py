@@ -1,23 +1,29 @@
-"""Parts of a translation, each with a seal: only a part with the seal that it must have becomes part of the output.
+"""The folder of the parts of a translation: its manifest, and parts with seals, of which the output is made.
 
-A part is a file of one line, its seal, and then the translations of one chunk of the inputs. The seal is the SHA-256 of
-the translation, the chunk, its source text and its translations. So a part that is damaged, empty, in the place of
-another one, of another translation or of other source lines is recognized, and translated again.
+The manifest has everything that determines the output; parts of another one are refused. A part is a file of one line,
+its seal, and then the translations of one chunk of the inputs. The seal is the SHA-256 of the translation, the chunk,
+its source text and its translations. So a part that is damaged, empty, in the place of another one, of another
+translation or of other source lines is recognized, and translated again.
 """
 
 import hashlib
 import itertools
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import write_file
+from dist_transformer.base.files import sha256_of, write_file
 from dist_transformer.base.sole_writer import Fence
+from dist_transformer.config.plain import parse_json
 from dist_transformer.data.text.compressed import is_compressed
+from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from dist_transformer.version import __version__
 
+MANIFEST_FILE = "manifest.json"
 _BLOCK = 2**20
 
 
@@ -78,6 +84,61 @@ def describe_chunk(lines: list[str]) -> tuple[int, str]:
     return len(lines), hashlib.sha256(_as_bytes(lines)).hexdigest()
 
 
+def manifest_of(models: Sequence[Path], source: Source, settings: Mapping[str, Any]) -> bytes:
+    """Return the content of a manifest: version, SHA-256 of the models' files and of the text, and settings."""
+    values = {
+        "version": __version__,
+        "models": [
+            {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)} for model in models
+        ],
+        "inputs": {"lines": source.lines, "sha256": source.sha256},
+        "settings": settings,
+    }
+    return (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def require_same(parts: Path, manifest: bytes) -> None:
+    """Compare the manifest in a folder of parts, if there is one, with that of the command.
+
+    Raises:
+        UserError: they differ, and the message names each difference; or the one in the folder is damaged.
+    """
+    file = parts / MANIFEST_FILE
+    if not file.exists():
+        return
+    try:
+        other = _differences(parse_json(file.read_bytes()), parse_json(manifest))
+    except (ValueError, LookupError, TypeError):
+        raise UserError(f"{file} is damaged, or of another version: remove {parts} to start again") from None
+    if other:
+        raise UserError(
+            f"{parts} was started {' and '.join(other)}: use the same settings and files to resume it, or remove that "
+            "folder to start again"
+        )
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    other = []
+    if before["version"] != now["version"]:
+        other.append(f"by version {before['version']}, not {now['version']}")
+    if before["models"] != now["models"]:
+        other.append("with another model")
+    if before["inputs"] != now["inputs"]:
+        other.append("with other inputs, or with these before they changed")
+    for flag in {**before["settings"], **now["settings"]}:
+        was, is_now = before["settings"].get(flag), now["settings"].get(flag)
+        if was != is_now:
+            other.append(_difference(flag, was, is_now))
+    return other
+
+
+def _difference(flag: str, was: Any, is_now: Any) -> str:
+    if was is None or was is False:
+        return f"without {flag}"
+    value = "" if was is True else f" {was}"
+    return f"with {flag}{value}" + ("" if is_now is None or is_now is False else f", not {is_now}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """Place and seal of the translations of one chunk."""
@@ -95,8 +156,8 @@ class Part:
         fence()
         write_file(self.path, f"{seal.hexdigest()}\n".encode() + content)
 
-    def copy(self, whole: BinaryIO | None = None) -> int | None:
-        """Read the part, compare it with its seal, and count its lines; None if it is absent or is not this part.
+    def copy(self, whole: BinaryIO | None = None) -> bool:
+        """Read the part and compare it with its seal; return False if it is absent or is not this part.
 
         Args:
             whole: file to which the translations are copied while they are read.
@@ -105,16 +166,15 @@ class Part:
             OSError: it cannot be read, or `whole` cannot be written.
         """
         if not self.path.exists():
-            return None
+            return False
         with self.path.open("rb") as file:
             # A longer line is no seal.
-            stated, found, lines = file.readline(_BLOCK), self._seal(), 0
+            recorded, found = file.readline(_BLOCK), self._seal()
             while block := file.read(_BLOCK):
                 found.update(block)
-                lines += block.count(b"\n")
                 if whole is not None:
                     whole.write(block)
-        return lines if stated == f"{found.hexdigest()}\n".encode() else None
+        return recorded == f"{found.hexdigest()}\n".encode()
 
     def _seal(self) -> "hashlib._Hash":
         """Begin the seal; the translations follow."""

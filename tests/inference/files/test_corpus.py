@@ -148,17 +148,6 @@ def test_what_is_finished_is_kept(job: CorpusJob, capsys: pytest.CaptureFixture[
     assert f"resumes {job.output}: 4 of 7 lines are done" in capsys.readouterr().err
 
 
-def test_each_rank_takes_its_share_of_what_is_left(job: CorpusJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoppedError):
-        translate_corpus(job, Shouter(stop_at=2), as_text)
-    monkeypatch.setattr(corpus, "world_size", lambda: 2)
-    shares = []
-    for number in (0, 1):
-        monkeypatch.setattr(corpus, "rank", lambda number=number: number)
-        shares.append([chunk for chunk, _ in corpus._share(job, start_of(job))])
-    assert shares == [[1, 3], [2]]
-
-
 def start_of(job: CorpusJob) -> corpus._Start:
     """Make the state after the first chunk."""
     source = read_source(corpus._lines(job), job.chunk_lines)
@@ -200,7 +189,7 @@ def test_other_inputs_models_and_chunks_are_refused(job: CorpusJob) -> None:
     with pytest.raises(UserError, match="was started with another model: "):
         translate_corpus(job, Shouter(), as_text)
     (job.models[0] / "model.safetensors").write_text("model.safetensors")
-    job.inputs[1].write_text(job.inputs[1].read_text().replace("five", "FIVE"))
+    edit_unseen(job.inputs[1])
     with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
         translate_corpus(job, Shouter(), as_text)
 
@@ -356,14 +345,6 @@ def edit_unseen(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_an_edit_that_leaves_size_and_time_is_noticed(job: CorpusJob) -> None:
-    begin(job)
-    edit_unseen(job.inputs[1])
-    with pytest.raises(UserError, match="was started with other inputs, or with these before they changed: "):
-        translate_corpus(job, Shouter(), as_text)
-    assert not job.output.exists()
-
-
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_edit_before_a_chunk_is_translated_gives_no_output(at: int, job: CorpusJob) -> None:
     shouter = Shouter()
@@ -404,18 +385,3 @@ def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJ
     with pytest.raises(UserError, match=r"^lost the lock on .*, whose lock file was removed or replaced"):
         translate_corpus(job, lose, as_text)
     assert sorted(path.name for path in job.parts.iterdir()) == ["000000", "manifest.json"]
-
-
-def test_lines_are_counted(job: CorpusJob) -> None:
-    with pytest.raises(UserError, match=r"all\.txt would have 14 lines for 7 input lines"):
-        translate_corpus(job, Shouter(), lambda number, one: 2 * as_text(number, one))
-    assert not job.output.exists()
-    several = replace(job, one_line_each=False, output=job.output.with_name("several"))
-    translate_corpus(several, Shouter(), lambda number, one: 2 * as_text(number, one))
-    assert several.output.read_text().count("\n") == 14
-
-
-def test_an_input_that_can_be_read_once_is_refused(job: CorpusJob, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe is a pipe or a device, and texts are read more than once"):
-        translate_corpus(replace(job, inputs=[tmp_path / "pipe"]), Shouter(), as_text)

@@ -1,5 +1,6 @@
 """Samples against the distributions that they are drawn from."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.inference import sampling
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.sampling import sampling
-from dist_transformer.inference.sampling.sampling import draw, sample, sample_several
+from dist_transformer.inference.sampling import draw, sample, sample_several
 from dist_transformer.model.transformer import Transformer
 from tests.inference.test_beam import BOS, EOS, PAD, UNK, make_model, make_sources, packed
 
@@ -204,8 +205,15 @@ def test_a_model_whose_numbers_are_not_finite_comes_to_an_end() -> None:
         ({"epsilon": 1.0}, "epsilon is 1.0: it must be 0 or more, and below 1"),
         ({"nbest": 0}, "nbest is 0: it must be above 0"),
         ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
+        ({"beam": 0}, "beam is 0"),
+        ({"sample": False, "mbr": 1}, "mbr is 1: set 2 to 1,000 samples per line"),
+        ({"sample": False, "mbr": 4, "nbest": 5}, "nbest is 5: it must be 1 up to the 4 samples of mbr"),
+        ({"length_penalty": -0.1}, "length_penalty is -0.1"),
+        ({"length_penalty": math.nan}, "length_penalty is nan"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens is -1"),
+        ({"sample": False, "nbest": 5}, "nbest is 5: it must be 1 up to the 4 hypotheses of beam"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Decoding(sample=True, **settings)  # type: ignore[arg-type]
+        Decoding(**{"sample": True, **settings})  # type: ignore[arg-type]

@@ -18,17 +18,18 @@ between two candidates only by its own size, and changes a sample only if a rand
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from dist_transformer.inference.beam import Hypothesis, kept_slots, longest_outputs, pack_sources
-from dist_transformer.inference.candidates import largest
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.inference.batches import Running, evaluating, largest
+from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.interface import DecodingModel, DecodingState
-from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
+from dist_transformer.inference.ensemble import DecodingModel
+from dist_transformer.inference.prefixes import Prefixes
 from dist_transformer.model.products import Linear
 
 # Logits that are computed at a time; without top_k each of them takes 28 bytes.
@@ -44,9 +45,8 @@ def sample_several(
     *,
     settings: Decoding,
     text_of: Callable[[Sequence[int]], str],
-    never: Sequence[int] = (),
     prefixes: Prefixes | None = None,
-    linear: Linear = functional.linear,
+    **how: Any,
 ) -> list[list[Hypothesis]]:
     """Draw `settings.samples` outputs for each source, in the order of their numbers.
 
@@ -55,7 +55,7 @@ def sample_several(
 
     Args:
         text_of: decodes the tokens of an output, to find equal texts.
-        never, prefixes, linear: as for `sample`.
+        prefixes, how: as for `sample`.
     """
     found: list[dict[str | int, Hypothesis]] = [{} for _ in sources]
     for drawn in range(0, settings.samples * (_MOST_TRIES if settings.distinct else 1), settings.samples):
@@ -66,9 +66,8 @@ def sample_several(
             [sources[i] for i, _ in rows],
             [(*keys[i], number) for i, number in rows],
             settings=settings,
-            never=never,
             prefixes=prefixes and Prefixes(prefixes.texts, [prefixes.rows[i] for i, _ in rows]),
-            linear=linear,
+            **how,
         )
         for (i, number), output in zip(rows, outputs, strict=True):
             found[i].setdefault(text_of(output.tokens) if settings.distinct else number, output)
@@ -104,16 +103,11 @@ def sample(
     """
     if not sources:
         return []
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            return _Sampler(model, sources, keys, settings, never, prefixes, linear).run()
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        return _Sampler(model, sources, keys, settings, never, prefixes, linear).run()
 
 
-class _Sampler:
+class _Sampler(Running):
     """Sampling of sentences that begin together; those that are done leave the batch."""
 
     def __init__(
@@ -126,26 +120,10 @@ class _Sampler:
         prefixes: Prefixes | None,
         linear: Linear,
     ) -> None:
-        self.model, self.settings, self.device = model, settings, model.device
-        self.limits = longest_outputs(sources, settings.max_extra_tokens, model.config.max_positions, prefixes)
-        source_room, longest = max(map(len, sources)) + 1, int(self.limits.max()) + 1
-        numbers = [np.random.default_rng([settings.seed, *key]).random(longest) for key in keys]
+        super().__init__(model, sources, settings, never, prefixes, linear, slots=len(sources), beam_size=1)
+        numbers = [np.random.default_rng([settings.seed, *key]).random(self.longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
-        self.state: DecodingState = model.new_decoder_state(
-            slots=len(sources),
-            beam_size=1,
-            source_room=source_room,
-            longest=longest,
-            fixed_shapes=False,
-            linear=linear,
-        )
-        slots_N = torch.arange(len(sources), device=self.device)
-        model.begin_sentences(self.state, slots_N, pack_sources(sources, self.device))
-        self.tracker: PrefixTracker | None = None
-        if prefixes is not None:
-            self.tracker = PrefixTracker(prefixes, slots=len(sources), beam_size=1, device=self.device)
-            self.tracker.begin(slots_N, range(len(sources)))
-        self.never_drawn = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
+        self.begin_sentences(torch.arange(len(sources), device=self.device), range(len(sources)))
 
     def run(self) -> list[Hypothesis]:
         count = len(self.limits)
@@ -156,13 +134,8 @@ class _Sampler:
         while len(sentences_N):
             hidden_ND = self.model.decode_step(last_N, self.state)
             ends_only_N = torch.from_numpy(self.limits[sentences_N] <= step).to(self.device)
-            positions_N = self.state.positions_N
-            allowed_NV = None if self.tracker is None else self.tracker.allowed(positions_N, rows=1)
-            last_N, logp_N, is_cut = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N, allowed_NV)
-            parents_N1 = torch.zeros_like(last_N).unsqueeze(1)
-            if self.tracker is not None:
-                self.tracker.advance(positions_N, parents_N1, last_N.unsqueeze(1))
-            self.state.end_step(parents_N1)
+            last_N, logp_N, is_cut = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N)
+            self.end_step(torch.zeros_like(last_N).unsqueeze(1), last_N.unsqueeze(1))
             drawn_N = last_N.cpu().numpy()
             total_N[sentences_N] += logp_N.double().cpu().numpy()
             is_cut_N[sentences_N] = is_cut.cpu().numpy()
@@ -170,12 +143,8 @@ class _Sampler:
             for sentence, token in zip(sentences_N[kept_N], drawn_N[kept_N], strict=True):
                 tokens[sentence].append(int(token))
             if not kept_N.all():
-                order, moved = kept_slots(kept_N)
+                order, order_N = self.keep_slots(kept_N)
                 sentences_N = sentences_N[order]
-                order_N = torch.from_numpy(order).to(self.device)
-                self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
-                if self.tracker is not None:
-                    self.tracker.keep(order_N)
                 self.numbers_NT, last_N = self.numbers_NT[order_N], last_N[order_N]
             step += 1
         penalties = [((5 + len(one) + 1) / 6) ** self.settings.length_penalty for one in tokens]
@@ -185,23 +154,20 @@ class _Sampler:
         ]
 
     def _draw(
-        self,
-        hidden_ND: torch.Tensor,
-        numbers_N: torch.Tensor,
-        ends_only_N: torch.Tensor,
-        allowed_NV: torch.Tensor | None,
+        self, hidden_ND: torch.Tensor, numbers_N: torch.Tensor, ends_only_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw tokens; return them, their log probabilities under the model, and which ones replace another token.
 
         Each has the shape (N,). At the maximum length, `</s>` replaces all others.
         """
         rows = max(1, _ELEMENTS[self.device.type] // self.model.config.output_size)
+        allowed_NV = self.allowed(rows=1)
         tokens, values, cuts = [], [], []
         for start in range(0, len(hidden_ND), rows):
             part = slice(start, start + rows)
             logits_RV = self.model.project(hidden_ND[part], self.state.linear)
             logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-            open_RV = logp_RV.index_fill(1, self.never_drawn, -torch.inf)
+            open_RV = logp_RV.index_fill(1, self.never, -torch.inf)
             if allowed_NV is not None:
                 open_RV.masked_fill_(~allowed_NV[part], -torch.inf)
             token_R = draw(open_RV, numbers_N[part], self.settings)

@@ -10,9 +10,9 @@ from sacrebleu.metrics.chrf import CHRF
 
 import dist_transformer
 from dist_transformer.base.errors import UserError
+from dist_transformer.inference import mbr
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.sampling import mbr
-from dist_transformer.inference.sampling.mbr import choose, pairwise_utilities
+from dist_transformer.inference.mbr import choose, pairwise_utilities
 
 Lines = tuple[list[str], list[str]]
 TEXTS = [
@@ -95,15 +95,3 @@ def test_of_a_model(model_folder: Path, toy_lines: Lines) -> None:
         UserError, match=r"^beam has no effect with mbr, which draws samples without a search: leave beam or mbr"
     ):
         model.mbr(lines, samples=4, beam=2)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"mbr": 1}, "mbr is 1: set 2 to 1,000 samples per line"),
-        ({"mbr": 4, "nbest": 5}, "nbest is 5: it must be 1 up to the 4 samples of mbr"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Decoding(**settings)  # type: ignore[arg-type]

@@ -1,1 +1,0 @@
-"""Translations that are drawn from a model, and the choice among them."""
