@@ -22,11 +22,7 @@ def _struct(*members: str) -> type[ctypes.Structure]:
     """Make a struct of the C++ source from its members: a type, and the names that have it."""
     kinds = {"pointer": ctypes.c_void_p, "int": ctypes.c_int64, "float": ctypes.c_float}
     fields = [(name, kinds[kind]) for kind, *names in map(str.split, members) for name in names]
-
-    class Struct(ctypes.Structure):
-        _fields_ = fields
-
-    return Struct
+    return type("Struct", (ctypes.Structure,), {"_fields_": fields})
 
 
 # The structs of the same names.

@@ -30,8 +30,8 @@ class PackedTokens:
 
     def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "PackedTokens":
         """Copy every tensor by a function."""
-        tensors = ("tokens_T", "positions_T", "offsets_N")
-        return replace(self, **{name: copy(getattr(self, name)) for name in tensors})
+        tokens_T, positions_T, offsets_N = map(copy, (self.tokens_T, self.positions_T, self.offsets_N))
+        return replace(self, tokens_T=tokens_T, positions_T=positions_T, offsets_N=offsets_N)
 
     def to(self, device: torch.device) -> "PackedTokens":
         return self.copied(lambda x: x.to(device, non_blocking=True))

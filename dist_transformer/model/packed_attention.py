@@ -150,7 +150,7 @@ def _backward(
 
 def _shapes(queries: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the sums without values; the queries may have keys and values next to them."""
-    tokens, *_, heads, width = queries.shape
+    tokens, heads, width = len(queries), *queries.shape[-2:]
     return queries.new_empty(tokens, heads, width), queries.new_empty(heads, tokens, dtype=torch.float32)
 
 

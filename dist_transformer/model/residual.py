@@ -61,4 +61,4 @@ class _AddAndNormalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *cpu_kernels.return_normalised(gradient_TD, *ctx.saved_tensors, ctx.keep), None, None
+        return *cpu_kernels.return_normalised(gradient_TD, *ctx.saved_tensors, keep=ctx.keep), None, None
