@@ -14,6 +14,7 @@ from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
 from tests.conftest import run_command
 from tests.distributed.test_runs import train
+from tests.support.damage import flip
 
 pytestmark = pytest.mark.slow
 
@@ -33,12 +34,8 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
 @pytest.fixture
 def damaged(small_data: DataFolder, tmp_path: Path) -> Path:
     """The small corpus with one flipped bit in one shard."""
-    path = tmp_path / "damaged"
-    shutil.copytree(small_data.path, path)
-    shard = path / "train-00002.arrow"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 4
-    shard.write_bytes(content)
+    path = Path(shutil.copytree(small_data.path, tmp_path / "damaged"))
+    flip(path / "train-00002.arrow")
     return path
 
 

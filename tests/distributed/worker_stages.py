@@ -23,6 +23,7 @@ from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.assembly import assemble
@@ -174,8 +175,7 @@ def plain_weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def losses_of(run_dir: Path) -> list[float]:
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == "train"]
+    return [record["loss"] for record in read_records(run_dir, "train")]
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -17,6 +17,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.inference.files import corpus
 from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.translator import ScoredText, Translation
+from tests.support.damage import FAULTS, Fault, damage
 
 _FOREIGN = b"mine\n"
 _TRANSLATE = "translate"
@@ -43,96 +44,14 @@ class Place:
         parts = sorted(path for path in self.job.parts.glob("[0-9]*") if path.is_file())
         return self.generator.choice(parts or [self.job.parts / "000000"])
 
-    def content_of(self, path: Path) -> bytearray:
-        return bytearray(path.read_bytes() if path.is_file() else b"")
-
 
 Harm = Callable[[Place], object]
 
 
-def put(path: Path, content: bytes) -> None:
-    """Write a file; a link is replaced, as by an editor."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-
-
-def cut(place: Place) -> None:
-    part = place.part()
-    content = place.content_of(part)
-    put(part, content[: place.generator.randrange(len(content) + 1)])
-
-
-def cut_at_a_line(place: Place) -> None:
-    """Leave whole lines only, as a full disk may."""
-    part = place.part()
-    lines = place.content_of(part).splitlines(keepends=True)
-    put(part, b"".join(lines[: place.generator.randrange(len(lines) + 1)]))
-
-
-def empty(place: Place) -> None:
-    put(place.part(), b"")
-
-
-def zeros(place: Place) -> None:
-    part = place.part()
-    put(part, bytes(len(place.content_of(part))))
-
-
-def flip(place: Place) -> None:
-    flip_bit(place.part(), place)
-
-
-def flip_bit(path: Path, place: Place) -> None:
-    content = place.content_of(path) or bytearray(1)
-    content[place.generator.randrange(len(content))] ^= 1 << place.generator.randrange(8)
-    put(path, content)
-
-
-def append(place: Place) -> None:
-    part = place.part()
-    put(part, place.content_of(part) + b"one more\n")
-
-
-def remove_part(place: Place) -> None:
-    place.part().unlink(missing_ok=True)
-
-
 def swap(place: Place) -> None:
     first, second = place.part(), place.part()
-    contents = place.content_of(first), place.content_of(second)
-    put(first, contents[1])
-    put(second, contents[0])
-
-
-def repeat(place: Place) -> None:
-    """Copy a part to a place that has none yet."""
-    put(place.job.parts / "000003", place.content_of(place.part()))
-
-
-def take_part(place: Place) -> None:
-    put(place.job.parts / "000000", (place.other / "000000").read_bytes())
-
-
-def plain_text(place: Place) -> None:
-    put(place.part(), b"a translation by hand\n" * place.generator.randrange(5))
-
-
-def flip_manifest(place: Place) -> None:
-    flip_bit(place.job.parts / "manifest.json", place)
-
-
-def cut_manifest(place: Place) -> None:
-    manifest = place.job.parts / "manifest.json"
-    content = place.content_of(manifest)
-    put(manifest, content[: place.generator.randrange(len(content) or 1)])
-
-
-def take_manifest(place: Place) -> None:
-    put(place.job.parts / "manifest.json", (place.other / "manifest.json").read_bytes())
-
-
-def remove_manifest(place: Place) -> None:
-    (place.job.parts / "manifest.json").unlink(missing_ok=True)
+    for target, source in ((first, read(second)), (second, read(first))):
+        damage(target, lambda *_, source=source: source, place.generator)
 
 
 def edit_input(place: Place) -> None:
@@ -145,16 +64,16 @@ def edit_input(place: Place) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def drop_line(place: Place) -> None:
-    path = place.job.inputs[1]
-    lines = path.read_bytes().splitlines(keepends=True)
-    del lines[place.generator.randrange(len(lines))]
-    path.write_bytes(b"".join(lines))
+def drop_line(content: bytes, generator: random.Random) -> bytes:
+    lines = content.splitlines(keepends=True)
+    del lines[generator.randrange(len(lines))]
+    return b"".join(lines)
 
 
-def touch_input(place: Place) -> None:
-    """Change the time of an input alone."""
-    os.utime(place.job.inputs[1], (1, 1))
+def some_lines(content: bytes, generator: random.Random) -> bytes:
+    """Leave whole lines only, as a full disk may."""
+    lines = content.splitlines(keepends=True)
+    return b"".join(lines[: generator.randrange(len(lines) + 1)])
 
 
 def mark_complete(place: Place) -> None:
@@ -166,23 +85,49 @@ def mark_complete(place: Place) -> None:
 def edit_output(place: Place) -> None:
     """Change an output that a killed command has completed."""
     if place.job.output.exists():
-        flip_bit(place.job.output, place)
+        damage(place.job.output, FAULTS["flipped"], place.generator)
 
 
-def claim_completion(place: Place) -> None:
-    """Leave the word that the output is complete."""
-    (place.job.parts / "complete").write_text("mine\n", encoding="utf-8")
+def read(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""
 
 
-def remove_lock(place: Place) -> None:
-    (place.job.parts / "lock").unlink(missing_ok=True)
+def of_parts(name: str, fault: Fault) -> Callable[[Place], object]:
+    """Do harm to a part, or to a file of the folder of parts if it has a name."""
+    return lambda place: damage(place.job.parts / name if name else place.part(), fault, place.generator)
 
 
-HARMS: Mapping[str, tuple[Harm, ...]] = {
-    "parts": (cut, cut_at_a_line, empty, zeros, flip, append, remove_part, swap, repeat, plain_text),
-    "manifest": (flip_manifest, cut_manifest, take_manifest, remove_manifest),
-    "inputs": (edit_input, drop_line, touch_input),
-    "other commands": (take_part, mark_complete, edit_output, claim_completion, remove_lock),
+def take(name: str) -> Callable[[Place], object]:
+    """Take a file from the other translation."""
+    return lambda place: of_parts(name, lambda *_: (place.other / name).read_bytes())(place)
+
+
+HARMS: Mapping[str, Mapping[str, Harm]] = {
+    "parts": {
+        **{name: of_parts("", fault) for name, fault in FAULTS.items()},
+        "some lines": of_parts("", some_lines),
+        "append": of_parts("", lambda content, _: content + b"one more\n"),
+        "swap": swap,
+        # To a place that has none yet.
+        "copy": lambda place: of_parts("000003", lambda *_: read(place.part()))(place),
+        "plain text": of_parts("", lambda _, generator: b"a translation by hand\n" * generator.randrange(5)),
+    },
+    "manifest": {
+        **{name: of_parts("manifest.json", FAULTS[name]) for name in ("missing", "cut", "flipped")},
+        "another's": take("manifest.json"),
+    },
+    "inputs": {
+        "a character": edit_input,
+        "a line less": lambda place: damage(place.job.inputs[1], drop_line, place.generator),
+        "the time alone": lambda place: os.utime(place.job.inputs[1], (1, 1)),
+    },
+    "other commands": {
+        "another's part": take("000000"),
+        "marked as complete": mark_complete,
+        "edited output": edit_output,
+        "a claim of completion": of_parts("complete", lambda *_: b"mine\n"),
+        "no lock": of_parts("lock", FAULTS["missing"]),
+    },
 }
 
 
@@ -191,7 +136,8 @@ def examine(folder: Path, kind: str, generator: random.Random) -> tuple[str, str
     job = make_job(folder, generator)
     other = replace(job, output=folder / "other", settings={"--beam": 5})
     place = Place(job=job, other=other.parts, generator=generator)
-    harms = [generator.choice(HARMS[kind]) for _ in range(generator.choice((1, 1, 2)))]
+    names = [generator.choice(list(HARMS[kind])) for _ in range(generator.choice((1, 1, 2)))]
+    harms = [HARMS[kind][name] for name in names]
     with quiet():
         translate_corpus(replace(job, output=folder / "undisturbed"), shout, as_text)
         kill(other, "_finish", generator)
@@ -209,8 +155,7 @@ def examine(folder: Path, kind: str, generator: random.Random) -> tuple[str, str
     wrong = judge(error, contents(job.output.parent).get(job.output.name), before, expected)
     if contents(other.parts) != victims:
         wrong = "a file of another translation was changed"
-    names = " and ".join(harm.__name__ for harm in harms)
-    return f"{names}: {wrong}" if wrong else "", "completed" if error is None else "refused"
+    return f"{' and '.join(names)}: {wrong}" if wrong else "", "completed" if error is None else "refused"
 
 
 def judge(error: str | None, found: bytes | None, before: bytes | None, expected: bytes) -> str:

@@ -44,11 +44,11 @@ def pack(sentences: list[list[int]], tail: int, cap: int = 32) -> PackedTokens:
     return pack_side(flat, lengths, size=len(flat) + tail, offset_count=offsets, max_length=cap)
 
 
-def make_batch(pairs: list[Pair], tail: int = 5) -> PackedBatch:
+def make_batch(pairs: list[Pair], tail: int = 5, cap: int = 32) -> PackedBatch:
     labels = [token for _, target in pairs for token in (*target, EOS)]
     return PackedBatch(
-        source=pack([[*source, EOS] for source, _ in pairs], tail),
-        target=pack([[BOS, *target] for _, target in pairs], tail + 3),
+        source=pack([[*source, EOS] for source, _ in pairs], tail, cap),
+        target=pack([[BOS, *target] for _, target in pairs], tail + 3, cap),
         labels_T=torch.tensor(labels + [IGNORED] * (tail + 3)),
     )
 

@@ -1,9 +1,9 @@
 """Checkpoints whose writing is cut short, by a kill or a full disk."""
 
 import errno
+import itertools
 import os
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,8 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.run.checkpoint import writer as module
-from dist_transformer.run.checkpoint.reader import (
-    checkpoint_problem,
-    newest_checkpoint,
-)
+from dist_transformer.run.checkpoint.reader import checkpoint_problem, newest_checkpoint
+from tests.faults.disks import mounted
 from tests.run.saving import names, pointer, save
 
 
@@ -37,18 +35,15 @@ def test_an_unfinished_checkpoint_is_not_seen_and_is_written_over(run: Path) -> 
     assert not unfinished.exists()
 
 
-class _FullDisk:
-    """Counts the calls of a function; one of them finds the disk full."""
+def _full_disk(function: Callable[..., Any], failing_call: int, calls: Iterator[int]) -> Callable[..., Any]:
+    """Let one of the calls of a function find the disk full."""
 
-    def __init__(self, function: Callable[..., Any], failing_call: int = 0) -> None:
-        self.function, self.failing_call = function, failing_call
-        self.calls = 0
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.calls += 1
-        if self.calls == self.failing_call:
+    def called(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == failing_call:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return self.function(*arguments, **options)
+        return function(*arguments, **options)
+
+    return called
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -65,19 +60,19 @@ def _rubbish(run: Path) -> list[str]:
 def test_a_full_disk_leaves_the_older_checkpoint_and_no_rubbish(
     owner: Any, name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(owner, name)
-    counter = _FullDisk(original)
+    original, calls = getattr(owner, name), itertools.count(1)
     save(tmp_path / "count", 10)
-    monkeypatch.setattr(owner, name, counter)
+    monkeypatch.setattr(owner, name, _full_disk(original, 0, calls))
     # Without pruning, which comes when the newer one stands.
     save(tmp_path / "count", 20)
-    assert counter.calls >= least
+    made = next(calls) - 1
+    assert made >= least
     left: dict[int, list[str]] = {}
-    for call in range(1, counter.calls + 1):
+    for call in range(1, made + 1):
         run = tmp_path / str(call)
         older = save(run, 10)
         before = _contents(run)
-        monkeypatch.setattr(owner, name, _FullDisk(original, call))
+        monkeypatch.setattr(owner, name, _full_disk(original, call, itertools.count(1)))
         with pytest.raises(UserError) as refused:
             save(run, 20, checkpoints=1, weights=1)
         monkeypatch.setattr(owner, name, original)
@@ -113,15 +108,10 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(run: Path) -> None:
 @pytest.mark.parametrize("folder", ["weights", "checkpoints"])
 def test_a_folder_of_a_run_may_be_a_mount_of_its_own(run: Path, folder: str) -> None:
     (run / folder).mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(run / folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", run / folder):
         assert checkpoint_problem(save(run, 10)) is None
-        assert sorted(names(run / "weights")) == ["SHA256SUMS", "step-00000010.safetensors"]
+        assert names(run / "weights") == ["SHA256SUMS", "step-00000010.safetensors"]
         assert _rubbish(run) == []
-    finally:
-        subprocess.run(["umount", str(run / folder)], check=True)
 
 
 def test_everything_is_on_disk_before_the_names_change(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The checkpoint that a start takes, and the damage that it finds."""
 
-import hashlib
 import json
 import os
 import re
@@ -13,7 +12,8 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.run.checkpoint.reader import FORMAT_VERSION, checkpoint_problem, newest_checkpoint
-from tests.run.saving import flip, save
+from tests.run.saving import PART, save
+from tests.support.damage import flip
 
 
 @pytest.fixture
@@ -43,21 +43,6 @@ def _rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> No
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def _entry(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-
-
-def _truncate(path: Path) -> None:
-    part = path / "part-00000.safetensors"
-    os.truncate(part, part.stat().st_size - 1)
-
-
-def _extra_part(path: Path) -> None:
-    """A reader takes every part that it finds, so each must be in the manifest."""
-    part = path / "part-00000.safetensors"
-    (path / "part-00001.safetensors").write_bytes(part.read_bytes())
-
-
 def _copy_of_older(path: Path) -> None:
     shutil.rmtree(path)
     shutil.copytree(path.with_name("step-00000010"), path)
@@ -65,19 +50,16 @@ def _copy_of_older(path: Path) -> None:
 
 # Each kind of damage, and the file that the warning must name.
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "flip": (flip, "part-00000.safetensors"),
-    "truncated": (_truncate, "part-00000.safetensors"),
-    "no part": (lambda path: (path / "part-00000.safetensors").unlink(), "part-00000.safetensors"),
+    "flip": (lambda path: flip(path / PART), PART),
+    "truncated": (lambda path: os.truncate(path / PART, 100), PART),
+    "no part": (lambda path: (path / PART).unlink(), PART),
     "one byte more": (lambda path: (path / "state.json").open("a").write("\n"), "state.json"),
-    "empty state": (lambda path: (path / "state.json").write_text(""), "state.json"),
     "no state": (lambda path: (path / "state.json").unlink(), "state.json"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json"),
     "empty manifest": (lambda path: (path / "manifest.json").write_text(""), "manifest.json"),
-    "part not stated": (
-        lambda path: _rewrite_manifest(path, lambda m: m["files"].pop("part-00000.safetensors")),
-        "part-00000.safetensors",
-    ),
-    "a part too many": (_extra_part, "part-00001.safetensors"),
+    # A reader takes every part that it finds, so each must be in the manifest.
+    "a part too many": (lambda path: shutil.copy(path / PART, path / "part-00001.safetensors"), "part-00001"),
+    "part not stated": (lambda path: _rewrite_manifest(path, lambda m: m["files"].pop(PART)), PART),
     "another step's": (lambda path: _rewrite_manifest(path, lambda m: m.update(step=10)), "is of step 10"),
     "an older one under its name": (_copy_of_older, "is of step 10"),
     "newer format": (
@@ -87,16 +69,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-def damage(path: Path, kind: str) -> str:
-    action, named = DAMAGES[kind]
-    action(path)
-    return named
-
-
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_found_and_the_older_checkpoint_is_taken(kind: str, run: Path) -> None:
     older, path = save(run, 10), save(run, 20)
-    named = damage(path, kind)
+    damage, named = DAMAGES[kind]
+    damage(path)
     problem = checkpoint_problem(path)
     assert problem is not None
     assert "step-00000020" in problem
@@ -111,7 +88,7 @@ def test_damage_is_found_and_the_older_checkpoint_is_taken(kind: str, run: Path)
 
 def test_every_byte_of_a_checkpoint_is_guarded(run: Path) -> None:
     path = save(run, 20)
-    for name in ("part-00000.safetensors", "state.json"):
+    for name in (PART, "state.json"):
         content = (path / name).read_bytes()
         for at in range(0, len(content), 7):
             (path / name).write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
@@ -143,7 +120,7 @@ def test_the_own_hash_in_manifests_of_older_versions_is_not_read(run: Path) -> N
 
 def test_when_all_are_damaged_training_does_not_start_at_step_0(run: Path) -> None:
     for step, kind in ((10, "flip"), (20, "truncated"), (30, "no manifest")):
-        damage(save(run, step), kind)
+        DAMAGES[kind][0](save(run, step))
     warned: list[str] = []
     message = rf"no checkpoint in {re.escape(str(run))}/checkpoints is usable: restore one from a backup, or choose"
     with pytest.raises(UserError, match=message):

@@ -2,18 +2,19 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
+from dist_transformer.config.plain import read_json
 from dist_transformer.run.checkpoint.tensors import parameter_shapes
-from dist_transformer.run.ledger import left_out_records, read_ledger
-from dist_transformer.run.progress import Progress
+from dist_transformer.run.folder import settings_of
 from dist_transformer.run.verify import verify_run
-from tests.run.sound_run import MODEL, WEIGHTS, failures, flip, save
+from tests.run.small_run import MODEL, SmallRun
+from tests.run.sound_run import WEIGHTS, failures
+from tests.support.damage import flip
 
 
 def test_the_shapes_of_a_model_by_hand() -> None:
@@ -25,20 +26,6 @@ def test_the_shapes_of_a_model_by_hand() -> None:
     assert parameter_shapes(dataclasses.replace(MODEL, tie_embeddings="none"))["output_projection"] == (5, 8)
 
 
-def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor]], None], **metadata: str) -> None:
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata=metadata or None)
-
-
-def set_nan(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[min(tensors)].view(-1)[-1] = float("nan")
-
-
-def set_infinite(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[min(tensors)].view(-1)[0] = float("-inf")
-
-
 def record(file: Path) -> None:
     """Record the hash of a weight file as a save does."""
     line = f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
@@ -47,10 +34,12 @@ def record(file: Path) -> None:
     sums.write_text("".join([*others, line]))
 
 
-@pytest.mark.parametrize("change", [set_nan, set_infinite])
-def test_values_that_are_not_finite(run: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+@pytest.mark.parametrize("value", ["nan", "-inf"])
+def test_values_that_are_not_finite(run: Path, value: str) -> None:
     """A training that diverged wrote them, with their hash."""
-    rewrite(run / WEIGHTS, change, step="4")
+    tensors = load_file(run / WEIGHTS)
+    tensors[min(tensors)].view(-1)[-1] = float(value)
+    save_file(tensors, run / WEIGHTS, metadata={"step": "4"})
     record(run / WEIGHTS)
     assert "holds values that are not finite" in failures(run)["weights"]
 
@@ -71,7 +60,7 @@ def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
 def test_a_weight_file_has_its_hash(run: Path) -> None:
     """A letter of what the file says of itself, which no tensor shows; and a file that no save wrote."""
     content = (run / WEIGHTS).read_bytes()
-    (run / WEIGHTS).write_bytes(content.replace(b'"tag":"a"', b'"tag":"b"'))
+    (run / WEIGHTS).write_bytes(content.replace(b"pre", b"pro"))
     assert "its SHA-256 is not what SHA256SUMS states" in failures(run)["weights"]
     (run / WEIGHTS).write_bytes(content)
     assert failures(run) == {}
@@ -80,10 +69,11 @@ def test_a_weight_file_has_its_hash(run: Path) -> None:
 
 
 def test_averaged_weights(run: Path) -> None:
-    entries = list(read_ledger(run / "ledger.jsonl"))[:4]
-    progress = Progress(step=4, ledger_chain=entries[3]["chain"], target_tokens=410)
-    progress.left_out = left_out_records(entries)
-    save(run, progress, ema_decay=0.9)
+    config = settings_of(read_json(run / "config.json"), run / "config.json")
+    with ExitStack() as held:
+        training = SmallRun(config.changed(run_dir=run, ema_decay=0.9), held, keep=9)
+        training.save()
+        training.reporter.close()
     details = {check.name: check.found for check in verify_run(run) if check.passed}
     assert len(details) == 7
     assert details["weights"].startswith("3 file(s)")
