@@ -13,18 +13,17 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import numpy as np
 import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import BatchConfig
-from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.engine import Engine
 from dist_transformer.training.engine.memory import state_bytes
+from tests.model.small_batches import BATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB_SIZE = 1000
@@ -37,12 +36,6 @@ def cases(world_size: int) -> list[tuple[str, str, int, str]]:
         ("tiny", precision, stage, part) for precision in PRECISIONS for stage in range(4) for part in ("", "encoder")
     ]
     return tiny + [("base", "bf16", stage, "") for stage in (range(4) if world_size > 1 else (1,))]
-
-
-def small_batch() -> PackedBatch:
-    tokens = np.arange(16) + 4
-    side = pack_side(tokens, np.array([8, 8]), size=16, offset_count=3, max_length=8)
-    return PackedBatch(source=side, target=side, labels_T=torch.from_numpy(tokens))
 
 
 def bytes_of_all_tensors() -> int:
@@ -75,7 +68,7 @@ def measure(preset: str, precision: str, stage: int, part: str, world_size: int)
     gc.collect()
     between = state_bytes(engine)
     everything = bytes_of_all_tensors() - before
-    engine.forward_backward(small_batch(), step_tokens=16)
+    engine.forward_backward(BATCH, step_tokens=16)
     before_update = state_bytes(engine)
     update, during = engine.optimizer.step, [0]
 

@@ -1,6 +1,6 @@
 """Packed attention against torch's own, computed sentence by sentence from the same projections."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,15 +17,6 @@ from tests.variants import DistantAttention
 CAP, WIDTH, HEADS = 40, 16, 2
 KINDS = pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 KERNELS = pytest.mark.parametrize("kernel", ["groups", "packed"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Such small products wait for their threads: 20 times longer on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pack(lengths: Sequence[int], *, tail: int = 0, cap: int = CAP) -> PackedTokens:

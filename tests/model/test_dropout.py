@@ -78,19 +78,6 @@ def test_scale_is_the_inverse_of_the_rounded_keep_rate() -> None:
     assert dropout(torch.ones(100), 0.1, True).max().item() == pytest.approx(65536 / (65536 - dropped), rel=1e-7)
 
 
-def test_each_place_of_a_word_and_each_pair_of_neighbours_is_drawn_alone() -> None:
-    torch.manual_seed(3)
-    p, rows = 0.3, COUNT // 4
-    kept = (dropout(torch.ones(rows, 4), p, True) != 0).double()
-    rates = kept.mean(0)
-    assert (rates - (1 - p)).abs().max() < 5 * deviation(p, rows)
-    both = (1 - p) ** 2
-    for first in range(4):
-        for second in range(first):
-            assert abs((kept[:, first] * kept[:, second]).mean() - both) < 5 * deviation(both, rows)
-    assert abs((kept[1:] * kept[:-1]).mean() - both) < 5 * deviation(both, COUNT)
-
-
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.3, False), (0.0, False)])
 def test_identity_without_dropout(p: float, training: bool) -> None:
     x = torch.randn(7, 5)
