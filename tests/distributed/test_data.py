@@ -74,12 +74,8 @@ def test_bad_shards_are_left_out_alike_on_any_world_and_after_a_resume(
     two = list(read_ledger(two_dir / "ledger.jsonl"))
     assert one[:5] == two[:5]
     assert read_records(two_dir, "train")[-1]["left_out_shards"] == 2
-    verify_what_was_left_out(two_dir, small_data.path, damaged, used)
-
-
-def verify_what_was_left_out(run_dir: Path, sound: Path, damaged: Path, used: int) -> None:
-    """tools/verify_run.py makes the same plan from the sound data; the damaged one lacks what the run has used."""
-    verify = [sys.executable, "tools/verify_run.py", run_dir, "--data"]
+    # tools/verify_run.py makes the same plan from the sound data; the damaged one lacks what the run has used.
+    verify, sound = [sys.executable, "tools/verify_run.py", two_dir, "--data"], small_data.path
     output = " ".join(run_command(*verify, sound).split())
     assert "all 14 steps trained on the planned sentences" in output
     assert f"{sound}/train-{used:05}.arrow (epoch 1" in output

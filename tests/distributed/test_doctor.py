@@ -152,13 +152,3 @@ def test_a_rank_that_is_stuck_is_named_with_its_check(tmp_path: Path) -> None:
     assert 'error: "facts of all ranks" did not end within 8 s (rank 1 on ' in found[0][2]
     assert 'is still at "data folder")' in found[0][2]
     assert "Traceback" not in found[0][2] + found[1][2]
-
-
-def test_paths_that_are_wrong_are_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    run_dir = tmp_path / "file" / "run"
-    output = run_command(*DOCTOR, "--run-dir", run_dir, "--data", tmp_path / "nothing", status=1)
-    assert f"{tmp_path}/file is a file, not a folder" in " ".join(output.split())
-    assert "nothing/index.json cannot be read (No such file or directory)" in " ".join(output.split())
-    assert "error: not fit to train (run folder, data)" in output
-    assert "Traceback" not in output

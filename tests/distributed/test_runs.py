@@ -232,31 +232,25 @@ def test_a_rate_that_jumps_on_resume_is_said(worlds: dict[int, Path], toy_data: 
     assert "warning: the changed settings continue at a learning rate of 6.9e-07, the old ones at 0.00207" in output
 
 
-@pytest.fixture(scope="module")
-def copy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 2 ranks that learned to repeat its input, with its test set and BLEU."""
-    folder = tmp_path_factory.mktemp("copy")
+@pytest.mark.slice(name="worlds")
+def test_a_copy_task_is_learned(tmp_path: Path) -> None:
+    """A model of 2 ranks learns to repeat its input."""
     generator = random.Random(5)
     words = ["".join(generator.choices("abcdefghij", k=3)) for _ in range(60)]
     lines = list(dict.fromkeys(" ".join(generator.choices(words, k=generator.randint(4, 12))) for _ in range(10_200)))
     for name, part in (("train", lines[200:]), ("test", lines[:200])):
         for language in ("xx", "yy"):
-            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part))
-    prepare = [sys.executable, "tools/prepare_data.py", "--vocab-size", 400, "--out", folder / "data"]
-    run_command(*prepare, "--src", folder / "train.xx", "--tgt", folder / "train.yy")
+            (tmp_path / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part))
+    prepare = [sys.executable, "tools/prepare_data.py", "--vocab-size", 400, "--out", tmp_path / "data"]
+    run_command(*prepare, "--src", tmp_path / "train.xx", "--tgt", tmp_path / "train.yy")
     settings = ["--preset", "tiny", "--max-steps", 500, "--model.dropout", 0.0, "--optimizer.warmup-steps", 100]
-    places = ["--data", folder / "data", "--run-dir", folder / "run"]
+    places = ["--data", tmp_path / "data", "--run-dir", tmp_path / "run"]
     run_command(*deepspeed_command(2), "--module", "dist_transformer", "train", *settings, *places)
     average = [sys.executable, "tools/average_checkpoints.py", "--last", 2]
-    run_command(*average, "--run-dir", folder / "run", "--out", folder / "model")
-    files = ["--src", folder / "test.xx", "--ref", folder / "test.yy", "--json", folder / "bleu.json"]
-    run_command(*deepspeed_command(2), "tools/evaluate_bleu.py", "--model", folder / "model", *files)
-    return folder
-
-
-@pytest.mark.slice(name="worlds")
-def test_a_copy_task_is_learned(copy_run: Path) -> None:
-    scores: dict[str, Any] = json.loads((copy_run / "bleu.json").read_text())
+    run_command(*average, "--run-dir", tmp_path / "run", "--out", tmp_path / "model")
+    files = ["--src", tmp_path / "test.xx", "--ref", tmp_path / "test.yy", "--json", tmp_path / "bleu.json"]
+    run_command(*deepspeed_command(2), "tools/evaluate_bleu.py", "--model", tmp_path / "model", *files)
+    scores: dict[str, Any] = json.loads((tmp_path / "bleu.json").read_text())
     assert scores["bleu"] >= 98
     assert scores["sentences"] == 200
 

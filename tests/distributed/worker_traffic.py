@@ -5,13 +5,10 @@ Usage: worker_traffic.py OUT. Rank 0 writes OUT; the test reads it.
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist

@@ -6,7 +6,6 @@ newer state.
 """
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -43,12 +42,12 @@ from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.verify import verify_run
 from tests.faults.campaign import Case, campaign
 from tests.run.small_run import SmallRun, small_config, train_and_save
-from tests.support.disk_states import Recorder, State, Trace, no_flushes, recording, states_after
+from tests.support.disk_states import Recorder, State, no_flushes, recording, states_after
 from tests.support.tiny import tiny_config
 
 
 class Scenario:
-    """A trace, and what must hold in every state after it.
+    """A record, and what must hold in every state after it.
 
     Args:
         record: does what is recorded, in the folder `root`.
@@ -65,7 +64,7 @@ class Scenario:
         root.mkdir(parents=True, exist_ok=True)
         with recording(root) as recorder:
             record(recorder)
-        self.trace: Trace = recorder.trace
+        self.recorder = recorder
 
     def check(self, state: State, closely: bool) -> list[str]:
         shutil.rmtree(self.root)
@@ -289,7 +288,7 @@ _TRAINED_ON = 10
 
 
 def problems_of(scenario: Scenario, kind: str, *, first: int = 0, count: int = _AT_ONCE) -> Iterator[str]:
-    states = list(states_after(scenario.trace, random.Random(kind), at_random=12))
+    states = list(states_after(scenario.recorder, random.Random(kind), at_random=12))
     random.Random(kind).shuffle(states)
     for number, state in enumerate(states[first:][:count]):
         yield from scenario.check(state, number % _TRAINED_ON == 0)
@@ -341,20 +340,6 @@ def test_what_may_be_on_a_disk_is_derived_from_the_record(tmp_path: Path) -> Non
     with recording(tmp_path) as recorder:
         (tmp_path / "new").write_text("newer")
         (tmp_path / "new").rename(tmp_path / "file")
-    trees = [state.tree for state in states_after(recorder.trace, random.Random(1))]
+    trees = [state.tree for state in states_after(recorder, random.Random(1))]
     assert {tree.get("file") for tree in trees} == {b"old", b"newer", b"", bytes(5)}
     assert not any(tree.keys() >= {"file", "new"} and tree["file"] != b"old" for tree in trees)
-
-
-def test_what_is_flushed_is_there(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old")
-    with recording(tmp_path) as recorder:
-        files.write_file(tmp_path / "file", "newer")
-        recorder.promise("done")
-        handle = os.open(tmp_path, os.O_RDONLY)
-        (tmp_path / "other").write_text("x")
-        os.close(handle)
-    states = list(states_after(recorder.trace, random.Random(1)))
-    assert {state.tree["file"] for state in states} == {b"old", b"newer"}
-    assert {state.tree["file"] for state in states if state.promises} == {b"newer"}
-    assert {state.tree.get("other") for state in states} == {None, b"", b"x", b"\0"}

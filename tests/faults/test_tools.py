@@ -98,18 +98,3 @@ def test_tools(case: Case, shop: Workshop) -> None:
         for word, fault in FAULTS.items():
             ended = shop.run(case.kind, name, fault)
             assert problem(ended, wanted) == "", f"{name} {word}"
-
-
-@pytest.mark.parametrize(
-    ("ended", "found"),
-    [
-        (Ended(status=0, output="fine"), ""),
-        (Ended(status=0, output="other"), "its output differs: other"),
-        (Ended(status=1, output="error: x is damaged: y\n"), ""),
-        (Ended(status=1, output="bad\n"), "no line that says why: bad\n"),
-        (Ended(status=-11, output=""), "status -11: "),
-        (Ended(status=1, output="Traceback\nerror: x"), "a traceback: Traceback\nerror: x"),
-    ],
-)
-def test_what_a_user_must_not_see(ended: Ended, found: str) -> None:
-    assert problem(ended, "fine") == found

@@ -1,4 +1,4 @@
-"""Compiled and eager are the same model: in numbers, and in one graph a kind of layer."""
+"""Compiled and eager are the same model, with one graph per kind of layer. `test_gpu_branch` has it on a CPU."""
 
 import numpy as np
 import pytest
@@ -38,36 +38,6 @@ def losses_and_gradient(
 
 def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
-
-
-@pytest.mark.slow
-def test_compiled_layers_compute_the_same_with_one_graph_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, where lengths must stay the same for shapes to do so; traced, without generated code."""
-    monkeypatch.setattr("dist_transformer.model.loss._compiled_softmax_rows", traced_softmax)
-    torch._dynamo.reset()
-    batches = [batch_of(seed, lengths_seed=1) for seed in range(3)]
-    eager, compiled = model_of(), model_of()
-    compiled.compile_layers(backend="aot_eager")
-    before = graphs()
-    found = losses_and_gradient(compiled, batches[:1])
-    # An encoder layer, a decoder layer, the softmax: the second layers use the graphs of the first.
-    assert graphs() - before == 3
-    more, gradient = losses_and_gradient(compiled, batches[1:])
-    assert graphs() - before == 3
-    # In evaluation shapes change, and nothing is compiled.
-    other = batch_of(9, lengths_seed=2)
-    assert float(compiled.eval()(other, 0.1).loss) == float(eager.eval()(other, 0.1).loss)
-    assert graphs() - before == 3
-    wanted, wanted_gradient = losses_and_gradient(eager.train(), batches)
-    assert [*found[0], *more] == pytest.approx(wanted, rel=1e-6)
-    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-4, atol=1e-5)
-    assert list(compiled.state_dict()) == list(eager.state_dict())
-
-
-def traced_softmax() -> object:
-    from dist_transformer.model.loss import _softmax_rows
-
-    return torch.compile(_softmax_rows, dynamic=False, backend="aot_eager")
 
 
 def test_shapes_are_fixed_with_kernels_that_read_offsets_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,6 @@ def test_formula_of_the_paper(position: int, i: int) -> None:
     assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
 
 
-def test_first_rows_by_hand() -> None:
-    # Width 4: rates 1 and 1/100.
-    expected = [
-        [0.0, 1.0, 0.0, 1.0],
-        [0.8414709848, 0.5403023059, 0.0099998333, 0.9999500004],
-        [0.9092974268, -0.4161468365, 0.0199986667, 0.9998000067],
-    ]
-    torch.testing.assert_close(sinusoidal_positions(3, 4), torch.tensor(expected), atol=1e-7, rtol=0)
-
-
 def test_sinusoids_are_constant_and_not_saved() -> None:
     positions = POSITIONS["sinusoidal"](ModelConfig(max_positions=10, width=6, heads=1))
     assert list(positions.parameters()) == []

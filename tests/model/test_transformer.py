@@ -48,12 +48,9 @@ def test_size_of_the_papers_models(preset: str, parameters: int) -> None:
         ({"tie_embeddings": "target"}, 10 * 8),
         ({"tie_embeddings": "none"}, 2 * 10 * 8),
         ({"tie_embeddings": "target", "target_vocab_size": 7, "output_bias": True}, 7 * 8 + 7),
-        ({"tie_embeddings": "none", "target_vocab_size": 7}, 2 * 7 * 8),
         # Inner width 12: each of the three attentions has 3 · 12 · (8 + 1) and 12 · 8 + 8, not 4 · 8 · (8 + 1).
         ({"head_width": 6}, 3 * (324 + 104 - 288)),
-        ({"activation": "gelu"}, 0),
         ({"output_bias": True}, 10),
-        ({"attention_dropout": 0.1, "ffn_dropout": 0.1, "dropout": 0.3}, 0),
         ({"encoder_layers": 3}, 2 * 532),
         ({"decoder_layers": 3}, 2 * 836),
     ],
@@ -299,15 +296,6 @@ def test_rdrop_compares_two_passes_with_other_masks() -> None:
     wanted = gradients(model, expected)
     for name, gradient in gradients(model, found.loss).items():
         assert (gradient - wanted[name]).norm() < 1e-4 * wanted[name].norm(), name
-
-
-def test_without_rdrop_the_bits_are_those_of_one_pass() -> None:
-    model, results = make_model(dropout=0.3), []
-    for alpha in ([], [0.0]):
-        torch.manual_seed(5)
-        sums = model(BATCH, 0.1, *alpha)
-        results.append((*sums, *gradients(model, sums.loss).values()))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

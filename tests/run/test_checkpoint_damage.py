@@ -25,18 +25,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "a run's folder"
 
 
-def test_a_run_folder_without_checkpoints_starts_at_step_0(run: Path) -> None:
+def test_a_start_takes_the_newest_checkpoint_or_none(run: Path) -> None:
     warned: list[str] = []
     assert newest_checkpoint(run, warned.append) is None
     (run / "checkpoints").mkdir(parents=True)
     assert newest_checkpoint(run, warned.append) is None
-    assert warned == []
-
-
-def test_the_newest_is_chosen(run: Path) -> None:
     for step in (90, 100, 10):
         save(run, step)
-    warned: list[str] = []
     assert newest_checkpoint(run, warned.append) == run / "checkpoints" / "step-00000100"
     assert warned == []
 

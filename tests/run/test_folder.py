@@ -168,27 +168,15 @@ def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "name"),
-    [
-        ({"best_by": "nll"}, {"best_by": "ter"}, "best_by = 'nll', not 'ter'"),
-        (
-            {"best_by": "command", "validation_command": "a {hypothesis}"},
-            {"best_by": "command", "validation_command": "b {hypothesis}"},
-            "validation_command = 'a {hypothesis}', not 'b {hypothesis}'",
-        ),
-    ],
-)
-def test_a_ranking_by_another_measure_is_refused_by_name(
-    before: dict[str, Any], now: dict[str, Any], name: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as refused:
-        require_same_measure(tmp_path, now, before, {"best": [[10, 2.0]]})
-    assert f"has ranked its validations with {name}, and" in str(refused.value)
+def test_a_ranking_by_another_measure_is_refused_by_name(tmp_path: Path) -> None:
+    ranked = {"best": [[10, 2.0]]}
+    before, now = ({"best_by": "command", "validation_command": f"{name} {{hypothesis}}"} for name in "ab")
+    with pytest.raises(UserError, match=r"has ranked its validations with validation_command = 'a .*', not 'b "):
+        require_same_measure(tmp_path, now, before, ranked)
     require_same_measure(tmp_path, now, before, {"best": []})
-    require_same_measure(tmp_path, before, before, {"best": [[10, 2.0]]})
+    require_same_measure(tmp_path, before, before, ranked)
     # A program whose score ranks nothing may change.
-    require_same_measure(tmp_path, now | {"best_by": "nll"}, before | {"best_by": "nll"}, {"best": [[10, 2.0]]})
+    require_same_measure(tmp_path, now | {"best_by": "nll"}, before | {"best_by": "nll"}, ranked)
 
 
 def test_what_a_resumed_run_computes_again_is_removed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.run.ledger import Ledger, read_ledger
 from dist_transformer.run.verify import verify_run
-from tests.run.small_run import SmallRun, small_config, train_and_save
+from tests.run.small_run import small_config, train_and_save
 
 
 @pytest.fixture
@@ -175,21 +174,15 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(lost: str, seed: i
 def test_a_training_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     """It has records; killed in the first save, also weights and the save's temporary folder."""
     config = small_config(tmp_path, save_every=2)
-    weights, checkpoints = config.run_dir / "weights", config.run_dir / "checkpoints"
-    for in_save in (False, True, False):
-        with ExitStack() as held:
-            run = SmallRun(config, held)
-            assert run.resumed_at is None
-            # What the killed save left is gone.
-            assert list(weights.glob("step-*")) == []
-            run.train(4)
-            if in_save:
-                (run.save()).rename(checkpoints / ".step-00000004.0123.tmp")
-                (checkpoints / "latest").unlink()
-                run.reporter.close()
-                cut = [line for line in (config.run_dir / "metrics.jsonl").read_text().splitlines() if "train" in line]
-                (config.run_dir / "metrics.jsonl").write_text("".join(f"{line}\n" for line in cut))
-            run.reporter.close()
+    checkpoints, metrics = config.run_dir / "checkpoints", config.run_dir / "metrics.jsonl"
+    assert train_and_save(config, rest=4).resumed_at is None
+    train_and_save(config, 4)
+    (checkpoints / "step-00000004").rename(checkpoints / ".step-00000004.0123.tmp")
+    (checkpoints / "latest").unlink()
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(keepends=True) if "train" in line))
+    run = train_and_save(config, rest=4)
+    # What the killed save left is gone.
+    assert list((config.run_dir / "weights").glob("step-*")) == []
     assert run.notes == [f"{config.run_dir}/ledger.jsonl has 4 steps, and none was saved: they are computed again"]
 
 

@@ -147,13 +147,6 @@ def test_pieces_of_each_side_keep_their_vectors(
         assert torch.equal(model.embedding[i], theirs.embedding[places[piece]] if piece in places else drawn[i])
 
 
-def test_the_same_vocabulary_needs_no_rows(
-    model_folder: Path, random_model: Transformer, toy_tokenizer: Tokenizer
-) -> None:
-    initial = read_initial_weights(model_folder, random_model.config, toy_tokenizer, vocabulary="shared_pieces")
-    assert (initial.rows, initial.note) == (None, "")
-
-
 @pytest.mark.parametrize("name", ["", "config.json", "nothing"])
 def test_what_is_no_model_folder(read: Read, tmp_path: Path, model_folder: Path, name: str) -> None:
     """A run folder has a config.json too."""

@@ -104,7 +104,6 @@ def test_the_arithmetic_of_a_gpu(
         ("AVX512", None, "bf16"),
         ("SVE256", None, "bf16"),
         ("AVX2", None, "fp32"),
-        ("DEFAULT", None, "fp32"),
         ("AVX2", "bf16", "bf16"),
         ("AVX512", "fp32", "fp32"),
     ],
