@@ -95,12 +95,12 @@ def read(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-def of_parts(name: str, fault: Fault) -> Callable[[Place], object]:
+def of_parts(name: str, fault: Fault) -> Harm:
     """Do harm to a part, or to a file of the folder of parts if it has a name."""
     return lambda place: damage(place.job.parts / name if name else place.part(), fault, place.generator)
 
 
-def take(name: str) -> Callable[[Place], object]:
+def take(name: str) -> Harm:
     """Take a file from the other translation."""
     return lambda place: of_parts(name, lambda *_: (place.other / name).read_bytes())(place)
 

@@ -17,7 +17,6 @@ import pytest
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, read_json
-from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import BatchConfig, OptimizerConfig, TrainConfig
 from dist_transformer.run.folder import (
     average_notes,
@@ -84,20 +83,6 @@ def test_another_model_batch_or_seed_is_refused_by_name(
         changed_settings(run_dir, described(config.changed(**changes)))
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
     assert str(refused.value) == message
-
-
-def test_a_setting_that_files_leave_out_has_its_default(
-    config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ATTENTIONS._entries, "other", None)
-    wanted = described(config.changed(model=dataclasses.replace(config.model, attention="other")))
-    with pytest.raises(UserError, match=r"with model\.attention = 'softmax', not 'other'"):
-        changed_settings(run_dir, wanted)
-    optimizer = dataclasses.replace(config.optimizer, min_lr=1e-4, rdrop_alpha=5.0)
-    assert changed_settings(run_dir, described(config.changed(optimizer=optimizer))) == [
-        "optimizer.min_lr: 0.0 -> 0.0001",
-        "optimizer.rdrop_alpha: 0.0 -> 5.0",
-    ]
 
 
 def test_settings_to_share_name_no_place(config: TrainConfig) -> None:

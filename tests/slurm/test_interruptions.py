@@ -22,7 +22,6 @@ from tests.slurm.conftest import SMALL, STEPS, TWO_NODES, FinishedJob, Site
 
 pytestmark = pytest.mark.slice(name="slurm-ends")
 
-LAST_WEIGHTS = f"weights/step-{STEPS:08d}.safetensors"
 MIDDLE = "step  8/"
 
 
@@ -112,13 +111,6 @@ def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site:
     again = submit(site, "cancelled")
     assert site.cluster.wait(again) == "COMPLETED", site.log(again)
     require_same_end(site.checkout / "cancelled", finished.run_dir, STEPS)
-
-
-def test_a_finished_run_started_again_is_still_finished(site: Site, finished: FinishedJob) -> None:
-    before = (finished.run_dir / LAST_WEIGHTS).stat()
-    job = submit(site, str(finished.run_dir))
-    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
-    assert (finished.run_dir / LAST_WEIGHTS).stat() == before
 
 
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Site, finished: FinishedJob) -> None:

@@ -23,6 +23,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 Names = dict[str, int]
 """The entries of a folder: the number of a file or folder by its name."""
+Version = tuple[int, Names]
+"""A folder, and the entries that it has from some moment on."""
 Tree = dict[str, bytes | None]
 """Content of files, None for folders, by their paths below the root."""
 
@@ -53,8 +55,17 @@ class Moment:
     """The entries that each folder has had since its last flush, the flushed ones first."""
     contents: dict[int, tuple[bytes, bytes]]
     """The content of each file at its last flush, and now."""
+    moves: tuple[tuple[Version, Version], ...]
+    """Moves from one folder to another: entries of the two that are there together or not at all."""
     promises: tuple[Any, ...]
     """What the program has said to be done: it must survive."""
+
+    def allows(self, kept: dict[int, int]) -> bool:
+        """Decide whether the first `kept` of the open changes of each folder leave every file in one place."""
+        return all(
+            len({kept.get(folder, 0) >= _place(self.names[folder], names) for folder, names in move}) == 1
+            for move in self.moves
+        )
 
     def tree(self, kept: dict[int, int], how: str, generator: random.Random) -> Tree:
         """The files, with the first `kept` of the open changes of each folder, and unflushed data as `how` says."""
@@ -85,6 +96,11 @@ class Moment:
         return {"kept": new, "lost": old, "zeros": stays + bytes(len(new) - len(stays))}[how]
 
 
+def _place(versions: tuple[Names, ...], names: Names) -> int:
+    """Where some entries are among those of their folder; 0 if a flush has gone past them."""
+    return next((place for place, version in enumerate(versions) if version is names), 0)
+
+
 class Recorder:
     """Looks at the folder whenever the program changes a name, opens a file to write, or flushes.
 
@@ -98,6 +114,7 @@ class Recorder:
         self._names: dict[int, tuple[Names, ...]] = {}
         self._contents: dict[int, tuple[bytes, bytes]] = {}
         self._stamps: dict[int, tuple[int, int]] = {}
+        self._moves: tuple[tuple[Version, Version], ...] = ()
         self._promises: tuple[Any, ...] = ()
         self._lock, self._looking = threading.RLock(), False
         self.look()
@@ -106,7 +123,7 @@ class Recorder:
         self.moments = [self._moment()]
 
     def _moment(self) -> Moment:
-        return Moment(dict(self._names), dict(self._contents), self._promises)
+        return Moment(dict(self._names), dict(self._contents), self._moves, self._promises)
 
     def promise(self, what: Any) -> None:
         self.look()
@@ -123,6 +140,8 @@ class Recorder:
     def _flush(self, file: int) -> None:
         if file in self._names:
             self._names[file] = self._names[file][-1:]
+            for folder, names in (side for move in self._moves if file in dict(move) for side in move):
+                self._names[folder] = self._names[folder][_place(self._names[folder], names) :]
         else:
             self._contents[file] = (self._contents[file][1],) * 2
 
@@ -135,11 +154,21 @@ class Recorder:
             try:
                 before, inodes = (dict(self._names), dict(self._contents)), set[int]()
                 self._walk(self.root, self._number(self.root.stat().st_ino, inodes), inodes)
+                self._find_moves(before[0])
                 self._ids = {inode: number for inode, number in self._ids.items() if inode in inodes}
                 if before != (self._names, self._contents):
                     self.moments.append(self._moment())
             finally:
                 self._looking = False
+
+    def _find_moves(self, before: dict[int, tuple[Names, ...]]) -> None:
+        """Add the moves of the newest change."""
+        changed = {folder: names[-1] for folder, names in self._names.items() if names is not before.get(folder)}
+        old = {folder: before.get(folder, ({},))[-1].values() for folder in changed}
+        left = {file: folder for folder, names in changed.items() for file in old[folder] if file not in names.values()}
+        for folder, names in changed.items():
+            for origin in (left[file] for file in names.values() if file in left and file not in old[folder]):
+                self._moves += (((origin, changed[origin]), (folder, names)),)
 
     def _number(self, inode: int, inodes: set[int]) -> int:
         inodes.add(inode)
@@ -216,7 +245,7 @@ def states_after(recorder: Recorder, generator: random.Random, *, at_random: int
             ways += [({**every, folder: generator.randrange(count)}, "any"), ({folder: count}, "any")]
         for _ in range(at_random):
             ways.append(({folder: generator.randint(0, count) for folder, count in every.items()}, "any"))
-        for kept, how in ways:
+        for kept, how in (way for way in ways if moment.allows(way[0])):
             tree = moment.tree(kept, how, generator)
             key = hash((tuple(tree.items()), repr(moment.promises)))
             if key not in seen:
