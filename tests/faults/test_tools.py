@@ -5,7 +5,7 @@ A command ends with status 0, or with 1 and one sentence: no traceback, no signa
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from tests import lived
 from tests.commands import Commands, Ended
 from tests.faults.campaign import Case, campaign, in_slice
 from tests.lived import NEWEST
-from tests.support.damage import FAULTS, Fault, damage
 
 # One process runs one command after the other.
 pytestmark = in_slice
@@ -52,6 +51,23 @@ FILES = (
 )
 # What these print is all that they make; it has nothing of the time or the place in it.
 EXACT = ("translate", "score", "average of a model")
+Fault = Callable[[bytes, random.Random], bytes | None]
+
+
+def flip(content: bytes, generator: random.Random) -> bytes:
+    changed = bytearray(content or b"\0")
+    changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+    return bytes(changed)
+
+
+FAULTS: dict[str, Fault] = {
+    "missing": lambda content, generator: None,
+    "empty": lambda content, generator: b"",
+    "cut": lambda content, generator: content[: generator.randrange(max(1, len(content)))],
+    "flipped": flip,
+    # As some file systems do after a loss of power.
+    "zeros": lambda content, generator: bytes(len(content)),
+}
 
 
 class Workshop:
@@ -61,11 +77,15 @@ class Workshop:
         self.sound, self.copy = scratch / "sound", scratch / "copy"
         self.commands = Commands(scratch, seconds=120)
 
-    def run(self, tool: str, name: str = "", fault: Fault | None = None) -> Ended:
+    def run(self, tool: str, name: str = "", fault: Fault | None = None, seed: str = "") -> Ended:
         shutil.rmtree(self.copy, ignore_errors=True)
         shutil.copytree(self.sound, self.copy)
         if fault is not None:
-            damage(self.copy / name, fault, random.Random(f"{tool} {name}"))
+            file = self.copy / name
+            content = fault(file.read_bytes(), random.Random(seed))
+            file.unlink()
+            if content is not None:
+                file.write_bytes(content)
         return self.commands.run(TOOLS[tool], self.copy, stdin=self.copy / "in.en")
 
 
@@ -96,5 +116,20 @@ def test_tools(case: Case, shop: Workshop) -> None:
     wanted = sound.output if case.kind in EXACT else None
     for name in FILES:
         for word, fault in FAULTS.items():
-            ended = shop.run(case.kind, name, fault)
+            ended = shop.run(case.kind, name, fault, f"{case.kind} {name}")
             assert problem(ended, wanted) == "", f"{name} {word}"
+
+
+@pytest.mark.parametrize(
+    ("ended", "found"),
+    [
+        (Ended(status=0, output="fine"), ""),
+        (Ended(status=0, output="other"), "its output differs: other"),
+        (Ended(status=1, output="error: x is damaged: y\n"), ""),
+        (Ended(status=1, output="bad\n"), "no line that says why: bad\n"),
+        (Ended(status=-11, output=""), "status -11: "),
+        (Ended(status=1, output="Traceback\nerror: x"), "a traceback: Traceback\nerror: x"),
+    ],
+)
+def test_what_a_user_must_not_see(ended: Ended, found: str) -> None:
+    assert problem(ended, "fine") == found
