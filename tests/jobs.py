@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import psutil
+from safetensors.torch import load_file
 
 from benchmarks.launching import overridden
 from dist_transformer.data.folder.reader import DataFolder
@@ -46,30 +47,31 @@ class Job:
 
     def start_ranks(self, world: int = 2, *, absent: Collection[int] = (), port: int | None = None) -> "Job":
         """Without any launcher, and without the `absent` ranks."""
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
-        for rank in range(world):
-            named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-            environment = {**self.environment, **{key: str(value) for key, value in named.items()}, **master}
-            if rank in absent:
-                continue
+        port = port or free_port()
+        for rank in (rank for rank in range(world) if rank not in absent):
+            environment = self._of_rank(rank, world, port)
             if self.threads == 1:
                 self.processes.append(begin_python(WORKER, *self.arguments, output=self.log, **environment))
             else:
                 # As many threads as its libraries have found at their start.
-                self._start([sys.executable, WORKER], environment)
+                self._start([sys.executable, WORKER, *self.arguments], environment)
         return self
+
+    def _of_rank(self, rank: int, world: int, port: int) -> dict[str, str]:
+        named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+        return {**self.environment, "MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in named.items()}}
 
     def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
         command = deepspeed_command(world)
-        self._start([*command[:-1], port or command[-1], WORKER], self.environment)
+        self._start([*command[:-1], port or command[-1], WORKER, *self.arguments], self.environment)
         return self
 
-    def _start(self, command: Sequence[object], named: dict[str, str]) -> None:
+    def _start(self, command: Sequence[object], environment: dict[str, str]) -> None:
         with self.log.open("ab") as log:
             started = subprocess.Popen(
-                [*(str(word) for word in command), *self.arguments],
+                [str(word) for word in command],
                 cwd=ROOT,
-                env={**os.environ, **named},
+                env={**os.environ, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -121,3 +123,17 @@ class Job:
     @property
     def checkpoints(self) -> list[str]:
         return sorted(path.name for path in (self.run_dir / "checkpoints").glob("step-*"))
+
+
+def require_same_end(run_dir: Path, whole: Path, step: int) -> None:
+    """Two runs have the same sentences in every step, weights that are equal bit for bit, and nothing temporary."""
+    name = f"weights/step-{step:08d}.safetensors"
+    expected, found = load_file(whole / name), load_file(run_dir / name)
+    assert all(expected[key].equal(found[key]) for key in expected.keys() | found.keys()), "other weights"
+    assert (whole / "ledger.jsonl").read_bytes() == (run_dir / "ledger.jsonl").read_bytes(), "another ledger"
+    assert unfinished(run_dir) == [], "temporary files were left"
+
+
+def unfinished(run_dir: Path) -> list[Path]:
+    """Temporary files and folders of saves."""
+    return [path for folder in ("checkpoints", "weights") for path in (run_dir / folder).glob(".*.tmp")]

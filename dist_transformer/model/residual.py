@@ -61,4 +61,6 @@ class _AddAndNormalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *cpu_kernels.return_normalised(gradient_TD, *ctx.saved_tensors, keep=ctx.keep), None, None
+        x_TD, y_TD, bits_TD, gain, means_T, factors_T = ctx.saved_tensors
+        kept = (x_TD, y_TD, bits_TD, gain, means_T, factors_T, ctx.keep)
+        return *cpu_kernels.return_normalised(gradient_TD, *kept), None, None

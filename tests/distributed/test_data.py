@@ -14,6 +14,7 @@ from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
 from tests.conftest import run_command
 from tests.distributed.test_runs import train
+from tests.support.damage import flip
 
 pytestmark = pytest.mark.slow
 
@@ -33,12 +34,8 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
 @pytest.fixture
 def damaged(small_data: DataFolder, tmp_path: Path) -> Path:
     """The small corpus with one flipped bit in one shard."""
-    path = tmp_path / "damaged"
-    shutil.copytree(small_data.path, path)
-    shard = path / "train-00002.arrow"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 4
-    shard.write_bytes(content)
+    path = Path(shutil.copytree(small_data.path, tmp_path / "damaged"))
+    flip(path / "train-00002.arrow")
     return path
 
 
@@ -77,12 +74,8 @@ def test_bad_shards_are_left_out_alike_on_any_world_and_after_a_resume(
     two = list(read_ledger(two_dir / "ledger.jsonl"))
     assert one[:5] == two[:5]
     assert read_records(two_dir, "train")[-1]["left_out_shards"] == 2
-    verify_what_was_left_out(two_dir, small_data.path, damaged, used)
-
-
-def verify_what_was_left_out(run_dir: Path, sound: Path, damaged: Path, used: int) -> None:
-    """tools/verify_run.py makes the same plan from the sound data; the damaged one lacks what the run has used."""
-    verify = [sys.executable, "tools/verify_run.py", run_dir, "--data"]
+    # tools/verify_run.py makes the same plan from the sound data; the damaged one lacks what the run has used.
+    verify, sound = [sys.executable, "tools/verify_run.py", two_dir, "--data"], small_data.path
     output = " ".join(run_command(*verify, sound).split())
     assert "all 14 steps trained on the planned sentences" in output
     assert f"{sound}/train-{used:05}.arrow (epoch 1" in output

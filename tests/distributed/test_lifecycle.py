@@ -6,66 +6,48 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 
 from dist_transformer.averaging.sources import weight_file_metadata
-from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.checkpoint.reader import CheckpointReader
 from dist_transformer.run.layout import read_records, weight_files
 from dist_transformer.run.progress import Progress
 from dist_transformer.runtime.launch import free_port
 from dist_transformer.training.fault_tolerance.signals import HUNG, INTERRUPTED
-from tests.jobs import PATIENCE, Job
+from tests.jobs import PATIENCE, Job, require_same_end
 
 pytestmark = pytest.mark.slow
 
 RARELY = ("--save-every", 1000, "--validate-every", 8, "--validate-sentences", 0)
 
 
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    """Jobs whose processes are ended with the test."""
-    started: list[Job] = []
-    yield started
-    for job in started:
-        job.close()
-
-
-def test_stopped_twice_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
+def test_stopped_twice_a_run_ends_as_if_it_was_not(job: Callable[..., Job]) -> None:
     steps = (*RARELY, "--max-steps", 12)
-    whole = Job(tmp_path, toy_data, tmp_path / "whole", *steps).start_ranks()
-    run_dir = tmp_path / "run"
+    whole = job("whole", *steps).start_ranks()
     # One rank of two is told, and each once more while it saves.
-    told = Job(tmp_path, toy_data, run_dir, *steps, fault="1:3:SIGUSR1").start_ranks()
-    jobs += [whole, told]
+    told = job("run", *steps, fault="1:3:SIGUSR1").start_ranks()
+    run_dir = told.run_dir
     assert told.statuses() == [INTERRUPTED] * 2, told.output
     assert "stopped at step 4, SIGUSR1 on rank 1" in told.output
     assert told.checkpoints == ["step-00000004"]
     # When a validation is due: that one runs after the resume.
-    due = Job(tmp_path, toy_data, run_dir, *steps, fault="1:7:SIGTERM").start_ranks()
-    jobs.append(due)
+    due = job("run", *steps, fault="1:7:SIGTERM").start_ranks()
     assert due.statuses() == [INTERRUPTED] * 2, due.output
     assert "stopped at step 8, SIGTERM on rank 1" in due.output
     assert read_records(run_dir, "valid") == []
-    last = Job(tmp_path, toy_data, run_dir, *steps).start_ranks()
-    jobs.append(last)
+    last = job("run", *steps).start_ranks()
     assert last.statuses() == [0, 0], last.output
     assert whole.statuses() == [0, 0], whole.output
     stated = {step: weight_file_metadata(file)["interrupted"] for step, file in weight_files(run_dir).items()}
     assert stated == {4: True, 8: True, 12: False}
-    name = "weights/step-00000012.safetensors"
-    expected, found = load_file(tmp_path / "whole" / name), load_file(run_dir / name)
-    assert all(expected[key].equal(found[key]) for key in expected)
-    assert (run_dir / "ledger.jsonl").read_text() == (tmp_path / "whole" / "ledger.jsonl").read_text()
-    assert read_records(run_dir, "valid") == read_records(tmp_path / "whole", "valid")
+    require_same_end(run_dir, whole.run_dir, 12)
+    assert read_records(run_dir, "valid") == read_records(whole.run_dir, "valid")
     before = (run_dir / "metrics.jsonl").read_text()
-    again = Job(tmp_path, toy_data, run_dir, *steps).start_ranks(1)
-    jobs.append(again)
+    again = job("run", *steps).start_ranks(1)
     assert again.statuses() == [0], again.output
     assert "already finished at step 12: all steps done" in again.output
     assert " average --run-dir" in again.output
@@ -88,45 +70,42 @@ def scorer(began: Path) -> str:
     return shlex.join([sys.executable, "-c", SCORER, str(began), "{hypothesis}"])
 
 
-def test_a_validation_that_is_stopped_is_done_after_the_resume(
-    toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
-) -> None:
+def test_a_validation_that_is_stopped_is_done_after_the_resume(tmp_path: Path, job: Callable[..., Job]) -> None:
     """One rank of two is told to end while a program scores the last validation."""
     began = tmp_path / "began"
     flags = ("--max-steps", 2, "--validate-every", 2, "--validate-sentences", 2, "--validation-command", scorer(began))
     flags = (*flags, "--best-by", "command", "--evaluation-timeout-minutes", 0.3)
-    job = Job(tmp_path, toy_data, tmp_path / "run", *flags).start_ranks()
-    jobs.append(job)
-    job.wait_for(began.exists)
-    (program,) = [process for process in psutil.Process(job.processes[0].pid).children() if SCORER in process.cmdline()]
+    told = job("run", *flags).start_ranks()
+    told.wait_for(began.exists)
+    (program,) = [
+        process for process in psutil.Process(told.processes[0].pid).children() if SCORER in process.cmdline()
+    ]
     # Longer than a rank may make no progress.
     time.sleep(20)
     assert program.is_running()
-    job.processes[1].send_signal(signal.SIGTERM)
-    assert job.statuses() == [INTERRUPTED] * 2, job.output
-    assert "stopped at step 2, SIGTERM on rank 1" in job.output
+    told.processes[1].send_signal(signal.SIGTERM)
+    assert told.statuses() == [INTERRUPTED] * 2, told.output
+    assert "stopped at step 2, SIGTERM on rank 1" in told.output
     assert not program.is_running()
-    assert read_records(job.run_dir, "valid") == []
-    assert job.checkpoints == ["step-00000002"]
-    last = Job(tmp_path, toy_data, job.run_dir, *flags).start_ranks()
-    jobs.append(last)
+    assert read_records(told.run_dir, "valid") == []
+    assert told.checkpoints == ["step-00000002"]
+    last = job("run", *flags).start_ranks()
     assert last.statuses() == [0, 0], last.output
-    (record,) = read_records(job.run_dir, "valid")
+    (record,) = read_records(told.run_dir, "valid")
     assert (record["step"], record["command"]) == (2, 7.0)
-    assert Progress.from_json(CheckpointReader(job.run_dir / "checkpoints/step-00000002").state).best == [(2, 7.0)]
+    assert Progress.from_json(CheckpointReader(told.run_dir / "checkpoints/step-00000002").state).best == [(2, 7.0)]
     assert "finished at step 2: all steps done" in last.output
 
 
-def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: Path, jobs: list[Job]) -> None:
+def test_whatever_happens_to_one_rank_ends_all(tmp_path: Path, job: Callable[..., Job]) -> None:
     """Started together, for they wait most of the time."""
     limit = (*RARELY, "--timeout-minutes", 0.2)
-    frozen = Job(tmp_path, toy_data, tmp_path / "frozen", *limit, fault="1:3:SIGSTOP").start_ranks()
-    raised = Job(tmp_path, toy_data, tmp_path / "raised", *RARELY, fault="1:3:raise").start_ranks()
+    frozen = job("frozen", *limit, fault="1:3:SIGSTOP").start_ranks()
+    raised = job("raised", *RARELY, fault="1:3:raise").start_ranks()
     began = tmp_path / "began"
     scored = ("--validate-every", 1, "--validate-sentences", 2, "--validation-command", scorer(began))
-    orphaned = Job(tmp_path, toy_data, tmp_path / "orphaned", *scored, "--max-steps", 10**6).start_deepspeed()
-    limited = Job(tmp_path, toy_data, tmp_path / "limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
-    jobs += [frozen, raised, orphaned, limited]
+    orphaned = job("orphaned", *scored, "--max-steps", 10**6).start_deepspeed()
+    limited = job("limited", *RARELY, "--walltime-minutes", 0.01).start_ranks()
 
     assert limited.statuses() == [INTERRUPTED] * 2, limited.output
     assert "stopped at step 1, the time limit is near" in limited.output
@@ -160,18 +139,14 @@ def test_whatever_happens_to_one_rank_ends_all(toy_data: DataFolder, tmp_path: P
     assert f"its launcher, process {launcher.pid}, is gone" in orphaned.output
 
 
-def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(
-    toy_data: DataFolder, tmp_path: Path, jobs: list[Job]
-) -> None:
+def test_a_second_launch_on_the_same_port_is_told_so_and_harms_nothing(job: Callable[..., Job]) -> None:
     port = free_port()
-    first = Job(tmp_path, toy_data, tmp_path / "first", *RARELY, "--max-steps", 10**6).start_deepspeed(port=port)
-    jobs.append(first)
+    first = job("first", *RARELY, "--max-steps", 10**6).start_deepspeed(port=port)
     first.wait_for_training()
-    second = Job(tmp_path, toy_data, tmp_path / "second", "--max-steps", 1)
+    second = job("second", "--max-steps", 1)
     # By which a rank knows DeepSpeed's launcher.
     second.environment["CROSS_SIZE"] = "1"
-    jobs.append(second.start_ranks(port=port))
-    assert second.processes[0].wait(PATIENCE) == 1, second.output
+    assert second.start_ranks(port=port).processes[0].wait(PATIENCE) == 1, second.output
     second.close()
     (said,) = re.findall("^error: .*", second.output, re.MULTILINE)
     assert re.fullmatch(

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.data.folder.format import read_shard
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.evaluation.samples import read_sheets
-from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import read_records
 from dist_transformer.run.ledger import read_ledger
 from dist_transformer.run.lock import sole_training
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.conftest import ROOT, deepspeed_command, run_command, run_ranks
-from tests.jobs import Job
+from tests.jobs import Job, require_same_end
 
 pytestmark = pytest.mark.slow
 
@@ -88,14 +88,12 @@ def farthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_any_world_trains_on_the_same_sentences(worlds: dict[int, Path], ranks: int) -> None:
-    assert list(read_ledger(worlds[ranks] / "ledger.jsonl")) == list(read_ledger(worlds[1] / "ledger.jsonl"))
-    assert len(list(read_ledger(worlds[1] / "ledger.jsonl"))) == 20
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_world_has_the_same_losses(worlds: dict[int, Path], ranks: int) -> None:
+def test_any_world_has_the_same_sentences_losses_and_average(worlds: dict[int, Path], ranks: int) -> None:
+    ledgers = [list(read_ledger(worlds[world] / "ledger.jsonl")) for world in (ranks, 1)]
+    assert ledgers[0] == ledgers[1]
+    assert len(ledgers[1]) == 20
     assert losses(worlds[ranks]) == pytest.approx(losses(worlds[1]), abs=1e-5)
+    assert farthest(averaged(worlds[ranks]), averaged(worlds[1])) <= 1e-5
 
 
 def test_the_rank_whose_own_work_takes_longest_is_recorded(worlds: dict[int, Path]) -> None:
@@ -130,18 +128,13 @@ def test_weight_files_say_of_which_run_they_are_and_when_they_were_written(
     assert described[20]["several_sentences"] == alone["several_sentences"] == several / toy_data.index.train.pairs
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_world_has_the_same_average(worlds: dict[int, Path], ranks: int) -> None:
-    assert farthest(averaged(worlds[ranks]), averaged(worlds[1])) <= 1e-5
-
-
 def test_a_run_resumes_in_other_worlds_and_stages(
     worlds: dict[int, Path], toy_data: DataFolder, tmp_path: Path
 ) -> None:
-    """Each time the same command on more ranks or fewer, and under another stage."""
+    """Each time the same command on more ranks or fewer, and under another stage; three do not share evenly."""
     run_dir = tmp_path / "run"
     in_memory = left_in_memory()
-    parts = [(1, "zero1"), (2, "zero3"), (4, "zero2"), (1, "zero0")]
+    parts = [(1, "zero1"), (3, "zero3"), (4, "zero2"), (1, "zero0")]
     for part, (ranks, stage) in enumerate(parts, start=1):
         config = ROOT / "ds_configs" / f"{stage}.json"
         train(ranks, toy_data.path, run_dir, "--max-steps", 5 * part, "--deepspeed-config", config, *FP32)
@@ -188,19 +181,16 @@ def test_each_save_says_how_long_training_waited(worlds: dict[int, Path]) -> Non
         assert all(0 < record["stall"] <= record["seconds"] for record in records)
 
 
-def test_a_second_run_in_the_same_folder_is_refused(toy_data: DataFolder, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    first = Job(tmp_path, toy_data, run_dir, "--max-steps", 10**6, "--save-every", 10**6).start_ranks(1)
-    try:
-        first.wait_for_training()
-        output = train(1, toy_data.path, run_dir, "--max-steps", 1, status=1)
-        assert f"error: {run_dir} is in use by process {first.processes[0].pid} on " in output
-        assert "Traceback" not in output
-        assert first.processes[0].poll() is None
-    finally:
-        first.close()
+def test_a_second_run_in_the_same_folder_is_refused(toy_data: DataFolder, job: Callable[..., Job]) -> None:
+    first = job("run", "--max-steps", 10**6, "--save-every", 10**6).start_ranks(1)
+    first.wait_for_training()
+    output = train(1, toy_data.path, first.run_dir, "--max-steps", 1, status=1)
+    assert f"error: {first.run_dir} is in use by process {first.processes[0].pid} on " in output
+    assert "Traceback" not in output
+    assert first.processes[0].poll() is None
     # Killed: its folder is free at once, with nothing to remove by hand.
-    with sole_training(run_dir, pytest.fail, patience=1.0):
+    first.close()
+    with sole_training(first.run_dir, pytest.fail, patience=1.0):
         pass
 
 
@@ -210,44 +200,22 @@ def test_a_world_larger_than_the_step_is_refused(toy_data: DataFolder, tmp_path:
     assert "Traceback" not in output
 
 
-def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(toy_data: DataFolder, tmp_path: Path) -> None:
+def test_killed_at_a_random_moment_a_run_ends_as_if_it_was_not(job: Callable[..., Job]) -> None:
     flags = ("--max-steps", 24, "--save-every", 3, "--validate-every", 0)
-    whole = Job(tmp_path, toy_data, tmp_path / "whole", *flags).start_ranks()
+    whole = job("whole", *flags).start_ranks()
     assert whole.statuses() == [0, 0], whole.output
-    run_dir = tmp_path / "killed"
-    seed = random.randrange(2**32)
+    print("seed", seed := random.randrange(2**32))
     generator = random.Random(seed)
     for kill in range(2):
-        killed = Job(tmp_path, toy_data, run_dir, *flags).start_ranks()
-        killed.wait_for((run_dir / "checkpoints" / f"step-{6 + 9 * kill:08d}").exists)
+        killed = job("killed", *flags).start_ranks()
+        killed.wait_for((killed.run_dir / "checkpoints" / f"step-{6 + 9 * kill:08d}").exists)
         time.sleep(generator.random() * 0.5)
         killed.close()
-    last = Job(tmp_path, toy_data, run_dir, *flags).start_ranks()
+    last = job("killed", *flags).start_ranks()
     assert last.statuses() == [0, 0], last.output
     assert "resumed from" in last.output
-    name = "step-00000024.safetensors"
-    whole, killed = load_file(tmp_path / "whole" / "weights" / name), load_file(run_dir / "weights" / name)
-    assert all(whole[key].equal(killed[key]) for key in whole), f"seed {seed}"
-    assert (tmp_path / "whole" / "ledger.jsonl").read_text() == (run_dir / "ledger.jsonl").read_text(), f"seed {seed}"
-    assert losses(run_dir) == losses(tmp_path / "whole")
-
-
-def test_all_ranks_fall_back_to_the_same_older_checkpoint(toy_data: DataFolder, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    train(2, toy_data.path, run_dir, "--max-steps", 6, "--save-every", 2)
-    whole = load_file(run_dir / "weights" / "step-00000006.safetensors")
-    newest = run_dir / "checkpoints" / "step-00000006"
-    part = newest / "part-00001.safetensors"
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    output = train(2, toy_data.path, run_dir, "--max-steps", 6, "--save-every", 2)
-    assert f"{part} is damaged" in output
-    assert "resumed from" in output
-    assert "step-00000004" in output
-    assert checkpoint_problem(newest) is None
-    again = load_file(run_dir / "weights" / "step-00000006.safetensors")
-    assert all(whole[name].equal(again[name]) for name in whole)
+    require_same_end(last.run_dir, whole.run_dir, 24)
+    assert losses(last.run_dir) == losses(whole.run_dir)
 
 
 def test_other_settings_are_refused_on_resume_by_name(worlds: dict[int, Path], toy_data: DataFolder) -> None:
@@ -264,31 +232,25 @@ def test_a_rate_that_jumps_on_resume_is_said(worlds: dict[int, Path], toy_data: 
     assert "warning: the changed settings continue at a learning rate of 6.9e-07, the old ones at 0.00207" in output
 
 
-@pytest.fixture(scope="module")
-def copy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 2 ranks that learned to repeat its input, with its test set and BLEU."""
-    folder = tmp_path_factory.mktemp("copy")
+@pytest.mark.slice(name="worlds")
+def test_a_copy_task_is_learned(tmp_path: Path) -> None:
+    """A model of 2 ranks learns to repeat its input."""
     generator = random.Random(5)
     words = ["".join(generator.choices("abcdefghij", k=3)) for _ in range(60)]
     lines = list(dict.fromkeys(" ".join(generator.choices(words, k=generator.randint(4, 12))) for _ in range(10_200)))
     for name, part in (("train", lines[200:]), ("test", lines[:200])):
         for language in ("xx", "yy"):
-            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part))
-    prepare = [sys.executable, "tools/prepare_data.py", "--vocab-size", 400, "--out", folder / "data"]
-    run_command(*prepare, "--src", folder / "train.xx", "--tgt", folder / "train.yy")
+            (tmp_path / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part))
+    prepare = [sys.executable, "tools/prepare_data.py", "--vocab-size", 400, "--out", tmp_path / "data"]
+    run_command(*prepare, "--src", tmp_path / "train.xx", "--tgt", tmp_path / "train.yy")
     settings = ["--preset", "tiny", "--max-steps", 500, "--model.dropout", 0.0, "--optimizer.warmup-steps", 100]
-    places = ["--data", folder / "data", "--run-dir", folder / "run"]
+    places = ["--data", tmp_path / "data", "--run-dir", tmp_path / "run"]
     run_command(*deepspeed_command(2), "--module", "dist_transformer", "train", *settings, *places)
     average = [sys.executable, "tools/average_checkpoints.py", "--last", 2]
-    run_command(*average, "--run-dir", folder / "run", "--out", folder / "model")
-    files = ["--src", folder / "test.xx", "--ref", folder / "test.yy", "--json", folder / "bleu.json"]
-    run_command(*deepspeed_command(2), "tools/evaluate_bleu.py", "--model", folder / "model", *files)
-    return folder
-
-
-@pytest.mark.slice(name="worlds")
-def test_a_copy_task_is_learned(copy_run: Path) -> None:
-    scores: dict[str, Any] = json.loads((copy_run / "bleu.json").read_text())
+    run_command(*average, "--run-dir", tmp_path / "run", "--out", tmp_path / "model")
+    files = ["--src", tmp_path / "test.xx", "--ref", tmp_path / "test.yy", "--json", tmp_path / "bleu.json"]
+    run_command(*deepspeed_command(2), "tools/evaluate_bleu.py", "--model", tmp_path / "model", *files)
+    scores: dict[str, Any] = json.loads((tmp_path / "bleu.json").read_text())
     assert scores["bleu"] >= 98
     assert scores["sentences"] == 200
 
@@ -386,19 +348,3 @@ def test_mode_checks_a_run_before_it_is_queued(toy_data: DataFolder) -> None:
     assert ("memorizes sentences", "FAIL") in rows
     assert ("resumes exactly", "ok") in rows
     assert "Traceback" not in output
-
-
-def test_mode_is_for_one_process() -> None:
-    output = run_ranks(2, "-m", "dist_transformer.train", "--test-mode", *SMALL, status=1)
-    assert "--test-mode is for one process, but 2 were started" in output
-
-
-def test_a_run_whose_checkpoints_are_gone_does_not_start_over(toy_data: DataFolder, tmp_path: Path) -> None:
-    run_dir = tmp_path / "a run"
-    train(2, toy_data.path, run_dir, "--max-steps", 4, "--save-every", 2)
-    shutil.rmtree(run_dir / "checkpoints")
-    before = [(run_dir / name).read_bytes() for name in ("ledger.jsonl", "metrics.jsonl", "config.json")]
-    output = train(2, toy_data.path, run_dir, "--max-steps", 1, "--seed", 2, status=1)
-    assert f"{run_dir}/weights has the weights of step 4: restore the step folders, or start a new run in" in output
-    assert before == [(run_dir / name).read_bytes() for name in ("ledger.jsonl", "metrics.jsonl", "config.json")]
-    assert sorted(int(file.stem[5:]) for file in (run_dir / "weights").glob("step-*")) == [2, 4]

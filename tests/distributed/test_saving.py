@@ -35,28 +35,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("saving") / "run"
 
 
-def watch(pointer: Path, seen: dict[str, str | None]) -> None:
-    """Record the checkpoint that `latest` names at this moment, and its problem."""
-    if pointer.exists():
-        name = pointer.read_text()
-        problem = checkpoint_problem(pointer.parent / name.strip())
-        seen[name] = seen.get(name) or problem
-
-
 @pytest.fixture(scope="module")
 def watched() -> dict[str, str | None]:
+    """The checkpoints that `latest` has named, and the problem of each."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def results(run: Path, disk: Path | None, watched: dict[str, str | None]) -> RESULTS:
     worker = ("-m", "tests.distributed.worker_saving", run, disk or "-", run.parent)
+    pointer = run / "checkpoints" / "latest"
     ranks = begin_ranks(range(2), *worker, output=run.parent / "output")
     try:
         while ranks[0].poll() is None:
             # The last save's files are damaged on purpose.
-            if not (run / "checkpoints" / "step-00000005").exists():
-                watch(run / "checkpoints" / "latest", watched)
+            if pointer.exists() and not pointer.with_name("step-00000005").exists():
+                name = pointer.read_text()
+                watched[name] = watched.get(name) or checkpoint_problem(pointer.with_name(name.strip()))
             time.sleep(0.002)
         assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     finally:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.metrics.ter import TER
 from safetensors.torch import load_file
 
 from dist_transformer.data.folder.reader import DataFolder
@@ -47,6 +45,13 @@ def averaged(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(run_dir / "weights" / "ema-00000006.safetensors")
 
 
+def require_exact(resume: dict[str, Any]) -> None:
+    """A resumed run is equal to the whole one bit for bit."""
+    assert resume["weights_differ_by"] == 0.0
+    assert resume["resumed_losses"] == resume["losses"]
+    assert resume["same_ledger"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_that_of_one_big_batch(results: dict[str, Any], case: str) -> None:
     # In bf16 accumulation and reduction alone are measured; a loss that is scaled otherwise may round otherwise.
@@ -65,14 +70,11 @@ def test_rdrop_has_the_gradient_of_one_process_and_resumes(results: dict[str, An
     limit, errors = (1e-6 if run == "rdrop-zero3" else 1e-4), results[run]["gradient_errors"]
     worst = max(errors, key=errors.__getitem__)
     assert errors[worst] <= limit, f"{worst}: {errors[worst]:.2e}"
-    resume, plain = results[run]["resume"], results["zero3-fp32"]["resume"]["losses"]
-    assert resume["weights_differ_by"] == 0.0
-    assert resume["resumed_losses"] == resume["losses"]
-    assert resume["same_ledger"]
-    flops = results["zero3-fp32"]["resume"]["flops"]
-    assert resume["flops"] == [2 * count for count in flops]
+    resume, plain = results[run]["resume"], results["zero3-fp32"]["resume"]
+    require_exact(resume)
+    assert resume["flops"] == [2 * count for count in plain["flops"]]
     # The divergence is a part of the loss.
-    assert resume["losses"][0] > plain[0] + 0.01
+    assert resume["losses"][0] > plain["losses"][0] + 0.01
     ledgers = [(out / name / "ledger.jsonl").read_text() for name in (run, "zero3-fp32")]
     assert ledgers[0] == ledgers[1]
 
@@ -81,16 +83,7 @@ def test_rdrop_has_the_gradient_of_one_process_and_resumes(results: dict[str, An
 def test_resume_continues_bit_for_bit(results: dict[str, Any], out: Path, case: str) -> None:
     whole, resumed = averaged(out / case), averaged(out / f"{case}-resumed")
     assert all(whole[name].equal(resumed[name]) for name in whole)
-    resume = results[case]["resume"]
-    assert resume["weights_differ_by"] == 0.0
-    assert resume["resumed_losses"] == resume["losses"]
-    assert resume["same_ledger"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_training_begins_with_weights_that_were_not_rounded(results: dict[str, Any], case: str) -> None:
-    """In bf16 too: rounded fp32 weights lie where the small updates of a warm-up move no bf16 weight."""
-    assert results[case]["not_finite"]["begins_beside_what_was_drawn"] == 0.0
+    require_exact(results[case]["resume"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slice(name="worlds"))])
@@ -139,8 +132,10 @@ def test_a_run_may_change_its_precision(results: dict[str, Any], out: Path) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_average_is_that_of_the_definition(results: dict[str, Any], case: str) -> None:
+def test_weights_begin_unrounded_and_their_average_is_as_defined(results: dict[str, Any], case: str) -> None:
+    """In bf16 too: rounded fp32 weights lie where the small updates of a warm-up move no bf16 weight."""
     outcome = results[case]["not_finite"]
+    assert outcome["begins_beside_what_was_drawn"] == 0.0
     assert outcome["average_error"] <= 1e-6
     assert outcome["average_moved"] >= 1e-4
 
@@ -171,13 +166,3 @@ def test_stages_translate_alike(results: dict[str, Any]) -> None:
         for ours, expected in zip(sheets, first, strict=True):
             assert [s["hypothesis"] for s in ours["samples"]] == [s["hypothesis"] for s in expected["samples"]]
             assert ours["bleu"] == expected["bleu"]
-
-
-def test_the_scores_are_those_of_sacrebleu(results: dict[str, Any]) -> None:
-    """Two ranks share the work; each sheet has all sentences as samples."""
-    for sheet in (sheet for case in EVERY if case in results for sheet in results[case]["resume"]["sheets"]):
-        hypotheses = [sample["hypothesis"] for sample in sheet["samples"]]
-        references = [[sample["reference"] for sample in sheet["samples"]]]
-        for metric, name in ((CHRF(), "chrf"), (TER(), "ter")):
-            assert sheet[name] == metric.corpus_score(hypotheses, references).score
-            assert sheet["signatures"][name] == str(metric.get_signature())

@@ -1,6 +1,5 @@
 """tools/verify_run.py on a real run: two ranks begin it, one ends it, and every step is compared with the data."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -9,28 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.base.verified import with_own_hash
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.run.ledger import Ledger, read_ledger
 from dist_transformer.run.verify import verify_run
-from tests.conftest import run_command, run_ranks
+from tests.conftest import run_command
+from tests.distributed.test_runs import train
+from tests.run.sound_run import edit_json, seal
+from tests.support.damage import flip
 
 pytestmark = pytest.mark.slow
-
-SMALL = [
-    *("--preset", "tiny", "--model.width", "16", "--model.ffn-width", "16", "--model.heads", "2"),
-    *("--model.encoder-layers", "1", "--model.decoder-layers", "1"),
-    *("--batch.max-target-tokens", "768", "--batch.packs-per-step", "3", "--validate-every", "0"),
-]
 
 
 @pytest.fixture(scope="module")
 def finished(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """More than an epoch of 2,000 pairs, saved every 16 steps; the second half on another world."""
     run_dir = tmp_path_factory.mktemp("verified") / "run"
-    train = ["dist_transformer.train", *SMALL, "--data", toy_data.path, "--run-dir", run_dir, "--save-every", 16]
-    run_ranks(2, "-m", *train, "--max-steps", 32)
-    run_command(sys.executable, "-m", *train, "--max-steps", 48, "--resume", "required")
+    flags = ("--batch.max-target-tokens", 768, "--batch.packs-per-step", 3, "--save-every", 16)
+    train(2, toy_data.path, run_dir, *flags, "--max-steps", 32)
+    train(1, toy_data.path, run_dir, *flags, "--max-steps", 48, "--resume", "required")
     return run_dir
 
 
@@ -55,9 +50,7 @@ def test_a_sound_run_passes_with_its_data(finished: Path, toy_data: DataFolder) 
 
 def test_damage_is_found_and_the_exit_status_says_so(run: Path, toy_data: DataFolder) -> None:
     part = run / "checkpoints/step-00000032/part-00001.safetensors"
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
+    flip(part)
     (run / "checkpoints/latest").write_text("step-00000099\n")
     output = run_command(sys.executable, "tools/verify_run.py", run, status=1)
     assert re.search(r"^checkpoint step-00000032  FAIL", output, flags=re.MULTILINE)
@@ -66,15 +59,6 @@ def test_damage_is_found_and_the_exit_status_says_so(run: Path, toy_data: DataFo
     assert "names step-00000099, which does not exist" in output
     assert f"error: 2 of 8 checks failed for {run}: see FAIL" in output
     assert "Traceback" not in output
-
-
-def test_an_edited_line_of_the_ledger_is_found(run: Path, toy_data: DataFolder) -> None:
-    lines = (run / "ledger.jsonl").read_text().splitlines()
-    lines[6] = json.dumps({**json.loads(lines[6]), "hash": "0123456789abcdef"})
-    (run / "ledger.jsonl").write_text("\n".join(lines) + "\n")
-    found = failures(run, toy_data.path)
-    assert "is broken at line 7: the file was edited or damaged" in found["ledger"]
-    assert "sentences" in found
 
 
 def test_a_step_on_other_sentences_is_found_though_every_chain_holds(run: Path, toy_data: DataFolder) -> None:
@@ -101,8 +85,7 @@ def test_other_data_and_another_seed_are_found(run: Path, toy_data: DataFolder, 
     assert found.keys() == {"data", "sentences"}
     assert "is not the data that the run was trained on" in found["data"]
     assert "48 of 48 steps, the first of them step 1," in found["sentences"]
-    settings = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**settings, "seed": 2}))
+    edit_json(run / "config.json", seed=2)
     # The files of the run state its identity, of which the seed is a part.
     saved = {"latest", *(f"checkpoint step-{step:08}" for step in (16, 32, 48))}
     assert failures(run, toy_data.path).keys() == {"sentences", "weights", *saved}
@@ -111,13 +94,9 @@ def test_other_data_and_another_seed_are_found(run: Path, toy_data: DataFolder, 
 def test_a_position_that_is_not_the_plans_is_found(run: Path, toy_data: DataFolder) -> None:
     """A checkpoint at another position of the data, whose hashes are all correct."""
     newest = run / "checkpoints/step-00000048"
-    state = json.loads((newest / "state.json").read_text())
-    state["position"]["packs_consumed"] += 1
-    (newest / "state.json").write_text(json.dumps(state))
-    manifest = json.loads((newest / "manifest.json").read_text())
-    content = (newest / "state.json").read_bytes()
-    manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (newest / "manifest.json").write_bytes(with_own_hash(manifest))
+    position = json.loads((newest / "state.json").read_text())["position"]
+    edit_json(newest / "state.json", position={**position, "packs_consumed": position["packs_consumed"] + 1})
+    seal(newest)
     assert failures(run, toy_data.path) == {
         "sentences": "the checkpoint of step 48 continues at another position of the plan"
     }

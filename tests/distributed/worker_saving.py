@@ -26,6 +26,7 @@ from dist_transformer.run.layout import step_name
 from dist_transformer.runtime import distributed
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+from tests.support.damage import flip
 
 ALL = Retention(checkpoints=99, weights=99)
 
@@ -65,18 +66,21 @@ def slow_saves(writer: CheckpointWriter, world: World) -> list[int]:
     noticed = []
     for save_number in range(1, 5):
         start(writer, save_number)
-        noticed.append(train_until(writer))
+        noticed.append(train_until(writer)[0])
     writing.save_file = safetensors.torch.save_file  # type: ignore[attr-defined]
     return noticed
 
 
-def train_until(writer: CheckpointWriter) -> int:
-    """Steps of a loop that has collectives of its own, until the save is done."""
+def train_until(writer: CheckpointWriter) -> tuple[int, str]:
+    """Steps of a loop that has collectives of its own, until the save is done or fails; and its error."""
     for step in range(10**6):
         time.sleep(0.01)
         assert distributed.all_reduce_sum(torch.tensor([step])).item() == 2 * step
-        if writer.poll(all_written=not any(distributed.gather_objects(writer.is_writing))) is not None:
-            return step
+        try:
+            if writer.poll(all_written=not any(distributed.gather_objects(writer.is_writing))) is not None:
+                return step, ""
+        except UserError as error:
+            return step, str(error)
     raise AssertionError("no end")
 
 
@@ -86,14 +90,7 @@ def too_large_for_one(writer: CheckpointWriter, world: World) -> dict[str, Any]:
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     start(writer, 5)
-    step, message = 0, ""
-    while not message:
-        step += 1
-        distributed.all_reduce_sum(torch.tensor([step]))
-        try:
-            writer.poll(all_written=not any(distributed.gather_objects(writer.is_writing)))
-        except UserError as error:
-            message = str(error)
+    step, message = train_until(writer)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return {"step": step, "message": message, "again": save(writer, 5)}
 
@@ -105,9 +102,7 @@ def fall_back(run: Path, world: World) -> dict[str, Any]:
     shares = distributed.gather_objects(sorted(hashed))
     distributed.barrier()
     if world.is_main:
-        part = run / "checkpoints" / step_name(5) / "part-00001.safetensors"
-        content = part.read_bytes()
-        part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        flip(run / "checkpoints" / step_name(5) / "part-00001.safetensors")
     distributed.barrier()
     warned: list[str] = []
     older = newest_checkpoint(run, warned.append)

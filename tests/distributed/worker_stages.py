@@ -23,6 +23,7 @@ from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
+from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.assembly import assemble
@@ -55,7 +56,7 @@ def ds_config_path(name: str) -> Path:
     return ROOT / "ds_configs" / f"{name}.json"
 
 
-def make_config(data: Path, run_dir: Path, ds_config: str, precision: str, **changes: Any) -> TrainConfig:
+def make_config(data: Path, run_dir: Path, ds_config: str, precision: str, *, dropout: float = 0.1) -> TrainConfig:
     return TrainConfig.of(
         data=(str(data),),
         run_dir=run_dir,
@@ -68,11 +69,10 @@ def make_config(data: Path, run_dir: Path, ds_config: str, precision: str, **cha
         validate_every=3 if precision == "fp32" else 0,
         validate_sentences=6,
         precision=precision,  # type: ignore[arg-type]
-        model=changes.pop("model", MODEL),
+        model=dataclasses.replace(MODEL, dropout=dropout),
         # Three packs on two ranks: two micro-batches each, one of them of weight zero.
         batch=BatchConfig(max_target_tokens=192, packs_per_step=3),
-        optimizer=changes.pop("optimizer", OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3, warmup_steps=4)),
-        **changes,
+        optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=1e-3, warmup_steps=4),
     )
 
 
@@ -174,8 +174,7 @@ def plain_weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def losses_of(run_dir: Path) -> list[float]:
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == "train"]
+    return [record["loss"] for record in read_records(run_dir, "train")]
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -184,7 +183,6 @@ def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 def resume_result(config: TrainConfig, world: World, device: torch.device) -> dict[str, Any]:
     """All steps at once, against a half, a new engine, and the other half."""
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.1))
     whole = assemble(config, world, device)
     whole.train()
     broken_dir, half = config.run_dir.with_name(config.run_dir.name + "-resumed"), config.max_steps // 2
@@ -208,11 +206,7 @@ def resume_result(config: TrainConfig, world: World, device: torch.device) -> di
 
 def rdrop_result(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> dict[str, Any]:
     """The gradient, and six steps at once against three and three, with R-Drop."""
-    config = config.changed(
-        model=dataclasses.replace(config.model, dropout=0.1),
-        optimizer=dataclasses.replace(config.optimizer, rdrop_alpha=5.0),
-        run_dir=run_dir,
-    )
+    config = config.changed(optimizer=dataclasses.replace(config.optimizer, rdrop_alpha=5.0), run_dir=run_dir)
     return {
         "gradient_errors": gradient_errors(config, world, device),
         "resume": resume_result(config, world, device),
@@ -221,8 +215,7 @@ def rdrop_result(config: TrainConfig, run_dir: Path, world: World, device: torch
 
 def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
     """The losses of the same six steps, each under another stage than the one before."""
-    model = dataclasses.replace(config.model, dropout=0.1)
-    config = config.changed(model=model, run_dir=run_dir, validate_every=0)
+    config = config.changed(run_dir=run_dir, validate_every=0)
     for step, name in enumerate(stages_of(run_dir.name), start=1):
         part = dataclasses.replace(config, deepspeed_config=ds_config_path(name), max_steps=step)
         assemble(part, world, device).train()
@@ -231,8 +224,7 @@ def handed_over(config: TrainConfig, run_dir: Path, world: World, device: torch.
 
 def frozen_result(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> dict[str, Any]:
     """The same six steps with frozen parts, each under another stage: what moves, and what another freezing says."""
-    model = dataclasses.replace(config.model, dropout=0.1)
-    config = config.changed(model=model, run_dir=run_dir, validate_every=0, freeze=FROZEN)
+    config = config.changed(run_dir=run_dir, validate_every=0, freeze=FROZEN)
     moved, kept = dict[str, float](), 0.0
     for step, stage in enumerate(stages_of(run_dir.name), start=1):
         part = dataclasses.replace(config, deepspeed_config=ds_config_path(stage), max_steps=step)
@@ -266,8 +258,7 @@ def frozen_result(config: TrainConfig, run_dir: Path, world: World, device: torc
 
 def changed_precision(config: TrainConfig, run_dir: Path, world: World, device: torch.device) -> list[float]:
     """The losses of the same six steps, two in fp32, two in bf16, and two in fp32."""
-    model = dataclasses.replace(config.model, dropout=0.1)
-    config = config.changed(model=model, run_dir=run_dir, validate_every=0)
+    config = config.changed(run_dir=run_dir, validate_every=0)
     for step, precision in ((2, "fp32"), (4, "bf16"), (6, "fp32")):
         assemble(dataclasses.replace(config, precision=precision, max_steps=step), world, device).train()
     return losses_of(run_dir)
@@ -343,12 +334,13 @@ def main() -> None:
         for stage, precision in itertools.product(STAGES, ("fp32", "bf16")):
             name = f"zero{stage}-{precision}"
             config = make_config(data, out / name, f"zero{stage}", precision)
+            plain = make_config(data, out / name, f"zero{stage}", precision, dropout=0.0)
             if name in names:
                 results[name] = {
-                    "gradient_errors": gradient_errors(config, world, device),
-                    "errors_of_frozen": gradient_errors(config.changed(freeze=FROZEN), world, device),
+                    "gradient_errors": gradient_errors(plain, world, device),
+                    "errors_of_frozen": gradient_errors(plain.changed(freeze=FROZEN), world, device),
                     "resume": resume_result(config, world, device),
-                    "not_finite": not_finite_result(config, world, device),
+                    "not_finite": not_finite_result(plain, world, device),
                 }
         for precision in ("fp32", "bf16"):
             config = make_config(data, out, "zero0", precision)

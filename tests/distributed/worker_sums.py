@@ -4,22 +4,19 @@ Usage: worker_sums.py OUT. Rank 0 writes OUT; the tests read it.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import numpy as np
 import torch
 
 from dist_transformer.config.settings import BatchConfig, ModelConfig, TrainConfig
-from dist_transformer.model.packed import PackedBatch, pack_side
+from dist_transformer.model.packed import PackedBatch
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.ds_config import load_ds_config
+from tests.model.small_batches import make_batch, make_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = range(4)
@@ -30,12 +27,7 @@ TOKENS = 16
 
 
 def random_batch(index: int) -> PackedBatch:
-    tokens = np.random.default_rng(index).integers(4, MODEL.vocab_size, size=(3, TOKENS))
-    source, target = (
-        pack_side(side, np.array([TOKENS // 2] * 2), size=TOKENS, offset_count=3, max_length=TOKENS // 2)
-        for side in tokens[:2]
-    )
-    return PackedBatch(source=source, target=target, labels_T=torch.from_numpy(tokens[2]))
+    return make_batch(make_pairs([(TOKENS // 2 - 1, TOKENS // 2 - 1)] * 2, MODEL.vocab_size, index))
 
 
 def make_model() -> Transformer:

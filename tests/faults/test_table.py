@@ -25,8 +25,3 @@ def test_campaigns_resume_where_they_were_stopped(tmp_path: Path) -> None:
 
 def test_the_suite_runs_the_sample() -> None:
     assert cases_of("kills", MARKED, None) == [Case(campaign="kills", kind="b", number=0)]
-
-
-def test_the_same_case_is_drawn_alike_and_another_one_is_not() -> None:
-    draws = [Case(campaign="kills", kind="a", number=number).generator().random() for number in (0, 0, 1)]
-    assert draws[0] == draws[1] != draws[2]

@@ -1,10 +1,9 @@
 """Small models and batches that several tests compute with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from dist_transformer.config.settings import ModelConfig
@@ -21,35 +20,28 @@ SMALL = ModelConfig(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Such small products wait for their threads: 20 times longer on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_pairs(lengths: Sequence[tuple[int, int]], vocab_size: int = 40, seed: int = 0) -> list[Pair]:
     rng = np.random.default_rng(seed)
     words = [rng.integers(FIRST_WORD, vocab_size, size).tolist() for pair in lengths for size in pair]
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def pack(sentences: list[list[int]], tail: int, cap: int = 32) -> PackedTokens:
+def pack(sentences: list[list[int]], size: int, cap: int) -> PackedTokens:
     flat = np.array([token for sentence in sentences for token in sentence], dtype=np.int64)
     lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
-    # Equally many on both sides, whatever their caps.
-    offsets = len(lengths) + 20
-    return pack_side(flat, lengths, size=len(flat) + tail, offset_count=offsets, max_length=cap)
+    # Equally many offsets on both sides, whatever their caps.
+    return pack_side(flat, lengths, size=size, offset_count=len(lengths) + 20, max_length=cap)
 
 
-def make_batch(pairs: list[Pair], tail: int = 5) -> PackedBatch:
+def make_batch(pairs: list[Pair], tail: int = 5, *, cap: int = 32, size: int = 0) -> PackedBatch:
+    """Pack pairs with a tail, or into buffers of a size; those of the targets have eight more rows."""
+    sources, targets = [[*source, EOS] for source, _ in pairs], [[BOS, *target] for _, target in pairs]
+    source_size, target_size = (size or sum(map(len, side)) + tail for side in (sources, targets))
     labels = [token for _, target in pairs for token in (*target, EOS)]
     return PackedBatch(
-        source=pack([[*source, EOS] for source, _ in pairs], tail),
-        target=pack([[BOS, *target] for _, target in pairs], tail + 3),
-        labels_T=torch.tensor(labels + [IGNORED] * (tail + 3)),
+        source=pack(sources, source_size, cap),
+        target=pack(targets, target_size + 8, cap),
+        labels_T=torch.tensor(labels + [IGNORED] * (target_size + 8 - len(labels))),
     )
 
 

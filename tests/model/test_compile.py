@@ -1,52 +1,28 @@
-"""Compiled and eager are the same model: in numbers, and in one graph a kind of layer."""
+"""Compiled and eager are the same model, with one graph per kind of layer. `test_gpu_branch` has it on a CPU."""
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels
-from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
+from dist_transformer.model.packed import PackedBatch
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.ledger import batch_hash
+from tests.model.small_batches import make_batch, make_model, make_pairs
 
 CUDA = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
 SIZE, CAP, SENTENCES = 256, 40, 12
 
 
-def make_batch(seed: int, *, lengths_seed: int) -> PackedBatch:
+def batch_of(seed: int, *, lengths_seed: int) -> PackedBatch:
     """Other words in every batch; lengths of `lengths_seed`."""
-    drawn, words = np.random.default_rng(lengths_seed), np.random.default_rng(seed)
-    lengths = drawn.integers(3, 20, SENTENCES)
-    sides = [
-        pack_side(
-            words.integers(4, 50, lengths.sum()),
-            lengths,
-            size=SIZE,
-            offset_count=40,
-            max_length=CAP,
-        )
-        for _ in range(2)
-    ]
-    labels = np.full(SIZE, IGNORED)
-    labels[: lengths.sum()] = words.integers(4, 50, lengths.sum())
-    return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels))
+    lengths = np.random.default_rng(lengths_seed).integers(3, 20, SENTENCES).tolist()
+    return make_batch(make_pairs([(size, size) for size in lengths], 50, seed), cap=CAP, size=SIZE)
 
 
-def make_model() -> Transformer:
-    torch.manual_seed(0)
-    config = ModelConfig(
-        width=32,
-        heads=2,
-        ffn_width=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        dropout=0.0,
-        vocab_size=50,
-        max_positions=CAP,
-    )
-    return Transformer(config)
+def model_of() -> Transformer:
+    return make_model(width=32, ffn_width=64, vocab_size=50, max_positions=CAP)
 
 
 def losses_and_gradient(
@@ -64,40 +40,10 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-@pytest.mark.slow
-def test_compiled_layers_compute_the_same_with_one_graph_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, where lengths must stay the same for shapes to do so; traced, without generated code."""
-    monkeypatch.setattr("dist_transformer.model.loss._compiled_softmax_rows", traced_softmax)
-    torch._dynamo.reset()
-    batches = [make_batch(seed, lengths_seed=1) for seed in range(3)]
-    eager, compiled = make_model(), make_model()
-    compiled.compile_layers(backend="aot_eager")
-    before = graphs()
-    found = losses_and_gradient(compiled, batches[:1])
-    # An encoder layer, a decoder layer, the softmax: the second layers use the graphs of the first.
-    assert graphs() - before == 3
-    more, gradient = losses_and_gradient(compiled, batches[1:])
-    assert graphs() - before == 3
-    # In evaluation shapes change, and nothing is compiled.
-    other = make_batch(9, lengths_seed=2)
-    assert float(compiled.eval()(other, 0.1).loss) == float(eager.eval()(other, 0.1).loss)
-    assert graphs() - before == 3
-    wanted, wanted_gradient = losses_and_gradient(eager.train(), batches)
-    assert [*found[0], *more] == pytest.approx(wanted, rel=1e-6)
-    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-4, atol=1e-5)
-    assert list(compiled.state_dict()) == list(eager.state_dict())
-
-
-def traced_softmax() -> object:
-    from dist_transformer.model.loss import _softmax_rows
-
-    return torch.compile(_softmax_rows, dynamic=False, backend="aot_eager")
-
-
 def test_shapes_are_fixed_with_kernels_that_read_offsets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_model().has_fixed_shapes
+    assert model_of().has_fixed_shapes
     monkeypatch.setattr(cpu_kernels, "takes", lambda _: False)
-    assert not make_model().has_fixed_shapes
+    assert not model_of().has_fixed_shapes
 
 
 @pytest.mark.gpu
@@ -106,8 +52,8 @@ def test_shapes_are_fixed_with_kernels_that_read_offsets_alone(monkeypatch: pyte
 def test_on_a_gpu_other_lengths_need_no_other_graph(alpha: float) -> None:
     """The same losses as without compiling, to bf16's rounding."""
     device = torch.device("cuda")
-    batches = [make_batch(seed, lengths_seed=seed).to(device) for seed in range(6)]
-    eager, compiled = (make_model().to(device).cast_parameters(torch.bfloat16) for _ in range(2))
+    batches = [batch_of(seed, lengths_seed=seed).to(device) for seed in range(6)]
+    eager, compiled = (model_of().to(device).cast_parameters(torch.bfloat16) for _ in range(2))
     assert compiled.has_fixed_shapes
     compiled.compile_layers()
     first, _ = losses_and_gradient(compiled, batches[:2], alpha)
@@ -124,10 +70,10 @@ def test_on_a_gpu_other_lengths_need_no_other_graph(alpha: float) -> None:
 def test_on_a_gpu_a_step_does_not_wait_for_the_device() -> None:
     """Copy, forward, backward, hash and update, once all is warm."""
     device = torch.device("cuda")
-    model = make_model().to(device).cast_parameters(torch.bfloat16)
+    model = model_of().to(device).cast_parameters(torch.bfloat16)
     model.compile_layers()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    batches = [make_batch(seed, lengths_seed=seed).pin_memory() for seed in range(6)]
+    batches = [batch_of(seed, lengths_seed=seed).pin_memory() for seed in range(6)]
 
     def step(host: PackedBatch) -> torch.Tensor:
         batch = host.to(device)

@@ -133,7 +133,6 @@ def test_a_hypothesis_that_sees_nothing_gets_zeros() -> None:
     assert (found[1] == 0).all()
 
 
-@pytest.mark.usefixtures("threads")
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     torch.manual_seed(3)
     lengths = tuple(np.random.default_rng(0).integers(1, 60, 40).tolist())

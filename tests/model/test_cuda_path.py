@@ -3,27 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import attention
-from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from tests.fake_cuda import fake_cuda
-
-
-def make_batch(device: torch.device) -> PackedBatch:
-    def side(size: int) -> dict[str, object]:
-        return {"size": size, "offset_count": 9, "max_length": 10}
-
-    lengths, tokens = np.array([5, 7]), np.arange(4, 16)
-    return PackedBatch(
-        source=pack_side(tokens, lengths, **side(24)),  # type: ignore[arg-type]
-        target=pack_side(tokens, lengths, **side(30)),  # type: ignore[arg-type]
-        labels_T=torch.full((30,), 7),
-    ).to(device)
+from tests.model.small_batches import make_batch, make_pairs
 
 
 @pytest.mark.system
@@ -59,19 +46,9 @@ def test_the_training_loss(
     with fake_cuda(tmp_path, monkeypatch) as device:
         with device:
             model = Transformer(config).cast_parameters(dtype)
-        sums = model(make_batch(device), 0.1)
+        sums = model(make_batch(make_pairs([(4, 4), (6, 6)]), cap=10, size=24).to(device), 0.1)
     assert sums.loss.device == device
     assert sums.loss.requires_grad
     assert sums.loss.dtype == torch.float32
     # Two of the encoder's layers, two of the decoder's with two each.
     assert used == [kernel] * 6
-
-
-@pytest.mark.system
-def test_an_operation_that_waits_or_mixes_devices_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake_cuda(tmp_path, monkeypatch) as device:
-        found = torch.zeros(3, device=device)
-        with pytest.raises(Exception, match="local_scalar"):
-            found.sum().item()
-        with pytest.raises(Exception, match="same device"):
-            found + torch.zeros(3)

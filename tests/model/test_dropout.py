@@ -44,21 +44,6 @@ def test_random_bits_are_hashes_of_place_and_seed(seed: int, compiled: bool, mon
     assert (random_bits(torch.Size((101,))).int() + 32768).tolist() == expected
 
 
-def test_bits_of_different_seeds_and_places_are_independent() -> None:
-    """Seeds that differ in one bit, and places that differ by powers of two; correlations of 2^20 numbers."""
-    count = 2**20
-    seeds = [0, 1, 2, 2**31, 2**32, 2**33, 2**63, 12345]
-    drawn = torch.stack([cpu_kernels.random_words(seed, count // 2).view(torch.int16).float() for seed in seeds])
-    between = torch.corrcoef(drawn) - torch.eye(len(seeds))
-    assert between.abs().max() < 5 / math.sqrt(count)
-    for distance in (1, 2, 4, 64, 512, 1024, 65536):
-        pair = torch.stack([drawn[-1, distance:], drawn[-1, :-distance]])
-        assert torch.corrcoef(pair)[0, 1].abs() < 5 / math.sqrt(count - distance)
-    # Each bit is set in half of the numbers.
-    bits = (drawn[-1].int() >> torch.arange(16).unsqueeze(1)) & 1
-    assert (bits.float().mean(1) - 0.5).abs().max() < 5 * deviation(0.5, count)
-
-
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.5, 0.9])
 def test_keep_rate_and_scale(p: float) -> None:
     torch.manual_seed(1)
@@ -76,19 +61,6 @@ def test_scale_is_the_inverse_of_the_rounded_keep_rate() -> None:
     torch.manual_seed(2)
     dropped = round(0.1 * 65536)
     assert dropout(torch.ones(100), 0.1, True).max().item() == pytest.approx(65536 / (65536 - dropped), rel=1e-7)
-
-
-def test_each_place_of_a_word_and_each_pair_of_neighbours_is_drawn_alone() -> None:
-    torch.manual_seed(3)
-    p, rows = 0.3, COUNT // 4
-    kept = (dropout(torch.ones(rows, 4), p, True) != 0).double()
-    rates = kept.mean(0)
-    assert (rates - (1 - p)).abs().max() < 5 * deviation(p, rows)
-    both = (1 - p) ** 2
-    for first in range(4):
-        for second in range(first):
-            assert abs((kept[:, first] * kept[:, second]).mean() - both) < 5 * deviation(both, rows)
-    assert abs((kept[1:] * kept[:-1]).mean() - both) < 5 * deviation(both, COUNT)
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.3, False), (0.0, False)])

@@ -6,9 +6,7 @@ from torch.nn import functional
 
 from dist_transformer.model.attention import MultiHeadAttention
 from dist_transformer.model.packed import IGNORED
-from tests.model.small_batches import BATCH, gradients, hidden_states, make_model, one_thread
-
-__all__ = ["one_thread"]
+from tests.model.small_batches import BATCH, gradients, hidden_states, make_model
 
 
 @pytest.mark.parametrize(
@@ -129,18 +127,3 @@ def test_logits_are_fp32_for_half_precision_weights() -> None:
     loss, expected = model(BATCH, 0.1).loss, full(BATCH, 0.1).loss
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=0.01)
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_learns_a_small_batch_by_heart(norm: str) -> None:
-    model = make_model(width=32, ffn_width=64, norm=norm)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        sums = model(BATCH, 0.0)
-        (sums.loss / sums.tokens).backward()
-        optimizer.step()
-        losses.append((sums.loss / sums.tokens).item())
-    assert losses[0] > 3
-    assert losses[-1] < 1.0

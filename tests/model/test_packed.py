@@ -26,32 +26,6 @@ def test_sentences_then_dummies_by_hand() -> None:
     assert packed.offsets_N.dtype == torch.int32
 
 
-def test_full_buffer_has_no_dummy() -> None:
-    packed = pack([[5, 6], [7, 8, 9]], size=5, offset_count=6, max_length=3)
-    assert packed.tokens_T.tolist() == [5, 6, 7, 8, 9]
-    assert packed.positions_T.tolist() == [0, 1, 0, 1, 2]
-    assert packed.offsets_N.tolist() == [0, 2, 5, 5, 5, 5]
-
-
-def test_tail_that_is_a_multiple_of_the_cap_ends_with_a_whole_dummy() -> None:
-    packed = pack([[5, 6]], size=8, offset_count=4, max_length=3)
-    assert packed.offsets_N.tolist() == [0, 2, 5, 8]
-    assert packed.positions_T.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
-
-
-def test_offsets_fit_exactly() -> None:
-    packed = pack([[5], [6]], size=5, offset_count=4, max_length=3)
-    assert packed.offsets_N.tolist() == [0, 1, 2, 5]
-
-
-def test_no_sentences_are_all_dummies() -> None:
-    packed = pack([], size=7, offset_count=5, max_length=3)
-    assert packed.tokens_T.tolist() == [0] * 7
-    assert packed.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert packed.offsets_N.tolist() == [0, 3, 6, 7, 7]
-    assert packed.lengths.tolist() == []
-
-
 @settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 9), max_size=12), tail=st.integers(0, 40))
 def test_every_row_belongs_to_one_sentence_no_longer_than_the_cap(lengths: list[int], tail: int) -> None:

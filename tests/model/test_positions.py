@@ -22,20 +22,6 @@ def test_formula_of_the_paper(position: int, i: int) -> None:
     assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
 
 
-def test_first_rows_by_hand() -> None:
-    # Width 4: rates 1 and 1/100.
-    expected = [
-        [0.0, 1.0, 0.0, 1.0],
-        [0.8414709848, 0.5403023059, 0.0099998333, 0.9999500004],
-        [0.9092974268, -0.4161468365, 0.0199986667, 0.9998000067],
-    ]
-    torch.testing.assert_close(sinusoidal_positions(3, 4), torch.tensor(expected), atol=1e-7, rtol=0)
-
-
-def test_a_longer_table_begins_with_the_shorter_one() -> None:
-    assert torch.equal(sinusoidal_positions(50, 8)[:20], sinusoidal_positions(20, 8))
-
-
 def test_sinusoids_are_constant_and_not_saved() -> None:
     positions = POSITIONS["sinusoidal"](ModelConfig(max_positions=10, width=6, heads=1))
     assert list(positions.parameters()) == []
@@ -86,14 +72,6 @@ def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -
     tokens, places = torch.tensor([7, 7]), torch.tensor([4, 0])
     far, near = model._embed(model.embedding, tokens, places)
     torch.testing.assert_close(far - near, torch.full((8,), 4.0))
-
-
-def test_an_unknown_name_is_refused_by_the_settings() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^positions is 'ramp': pass the file that registers this position encoding .* sinusoidal, .*, learned$",
-    ):
-        replace(SMALL, positions="ramp")
 
 
 def test_a_buffer_that_no_weight_file_would_hold_is_refused(registrations: None) -> None:

@@ -38,7 +38,6 @@ def exact_in_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 @pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("threads_used", [1, 3])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_products_in_int8_are_those_of_the_integers(dtype: torch.dtype, threads_used: int) -> None:
@@ -102,7 +101,6 @@ def test_training_computes_the_equation(
 
 
 @pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("threads_used", [1, 3])
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (33, 65), (40, 200), (1030, 70)])
 def test_a_transpose_is_exact(size: tuple[int, int], threads_used: int) -> None:
@@ -139,7 +137,6 @@ def test_the_gradient_of_a_large_weight_is_that_of_the_equation(
     assert not calls
 
 
-@pytest.mark.usefixtures("threads")
 def test_the_gradient_of_a_bias_has_the_same_bits_for_any_number_of_threads() -> None:
     torch.manual_seed(3)
     layer, x = FusedLinear(16, 48).bfloat16(), torch.randn(1000, 16).bfloat16()

@@ -106,7 +106,6 @@ def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
     assert torch.equal(found[others], clean[others])
 
 
-@pytest.mark.usefixtures("threads")
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     torch.manual_seed(4)
     residual = make(40, 0.1)

@@ -31,10 +31,7 @@ from tests.model.small_batches import (
     make_batch,
     make_model,
     make_pairs,
-    one_thread,
 )
-
-__all__ = ["one_thread"]
 
 
 @pytest.mark.parametrize(("preset", "parameters"), [("base", 63_082_496), ("big", 214_245_376)])
@@ -51,12 +48,9 @@ def test_size_of_the_papers_models(preset: str, parameters: int) -> None:
         ({"tie_embeddings": "target"}, 10 * 8),
         ({"tie_embeddings": "none"}, 2 * 10 * 8),
         ({"tie_embeddings": "target", "target_vocab_size": 7, "output_bias": True}, 7 * 8 + 7),
-        ({"tie_embeddings": "none", "target_vocab_size": 7}, 2 * 7 * 8),
         # Inner width 12: each of the three attentions has 3 · 12 · (8 + 1) and 12 · 8 + 8, not 4 · 8 · (8 + 1).
         ({"head_width": 6}, 3 * (324 + 104 - 288)),
-        ({"activation": "gelu"}, 0),
         ({"output_bias": True}, 10),
-        ({"attention_dropout": 0.1, "ffn_dropout": 0.1, "dropout": 0.3}, 0),
         ({"encoder_layers": 3}, 2 * 532),
         ({"decoder_layers": 3}, 2 * 836),
     ],
@@ -81,11 +75,6 @@ def test_flops_by_hand() -> None:
     # Inner width 12 in place of 8.
     wide = replace(config, head_width=6)
     assert training_flops(wide, source_tokens=1, target_tokens=1) == 6 * (12 * 96 + 2 * 192 + 80)
-
-
-def test_flops_of_big() -> None:
-    big = replace(PRESETS["big"].model, vocab_size=37_000)
-    assert training_flops(big, source_tokens=1, target_tokens=1) == pytest.approx(1.2843e9, rel=1e-4)
 
 
 def test_flops_are_six_a_matrix_element() -> None:
@@ -123,12 +112,6 @@ def test_fresh_model_guesses(norm: str, embedding_init: str, bound: float) -> No
         embedding_init=embedding_init,
     )
     assert abs(fresh_loss(config)) < bound
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_fresh_base_guesses(norm: str) -> None:
-    assert abs(fresh_loss(replace(PRESETS["base"].model, vocab_size=37_000, norm=norm))) < 0.6
 
 
 def test_embeddings_start_at_the_scale_that_the_config_names() -> None:
@@ -315,15 +298,6 @@ def test_rdrop_compares_two_passes_with_other_masks() -> None:
         assert (gradient - wanted[name]).norm() < 1e-4 * wanted[name].norm(), name
 
 
-def test_without_rdrop_the_bits_are_those_of_one_pass() -> None:
-    model, results = make_model(dropout=0.3), []
-    for alpha in ([], [0.0]):
-        torch.manual_seed(5)
-        sums = model(BATCH, 0.1, *alpha)
-        results.append((*sums, *gradients(model, sums.loss).values()))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_pack_is_the_sum_of_its_sentences(norm: str) -> None:
     model = make_model(norm=norm, positions="learned")
@@ -337,13 +311,6 @@ def test_pack_is_the_sum_of_its_sentences(norm: str) -> None:
     for name, gradient in found.items():
         difference = ((gradient - expected[name]).norm() / expected[name].norm()).item()
         assert difference < 1e-4, f"{name}: {difference:.1e}"
-
-
-def test_order_and_tail_change_nothing() -> None:
-    model = make_model()
-    sums = model(BATCH, 0.1)
-    for pairs, tail in ((PAIRS[::-1], 5), (PAIRS, 0), (PAIRS, 100)):
-        assert model(make_batch(pairs, tail), 0.1).loss.item() == pytest.approx(sums.loss.item(), rel=1e-5)
 
 
 def test_later_target_tokens_do_not_change_earlier_states() -> None:

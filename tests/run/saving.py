@@ -10,6 +10,7 @@ import torch
 from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 
+PART = "part-00000.safetensors"
 SHAPES = {"embedding": (7, 4), "encoder.norm.bias": (4,), "scale": ()}
 
 
@@ -37,40 +38,32 @@ def states(step: int) -> Iterator[ParameterState]:
 
 
 def save(
-    run: Path, step: int, *, checkpoints: int = 9, weights: int = 9, best: tuple[int, ...] = (), **state: Any
+    run: Path,
+    step: int,
+    *,
+    checkpoints: int = 9,
+    weights: int = 9,
+    best: tuple[int, ...] = (),
+    averaged: bool = False,
+    **state: Any,
 ) -> Path:
+    """Save a step; its averaged weights, if there are some, are half of the weights, plus the step."""
+    saved = [
+        dataclasses.replace(each, moments={**each.moments, EMA: each.weight / 2 + step}) if averaged else each
+        for each in states(step)
+    ]
     return save_checkpoint(
         run,
-        states(step),
+        saved,
         {"step": step, "updates": step, **state},
         retention=Retention(checkpoints=checkpoints, weights=weights, best_steps=frozenset(best)),
         weights_metadata={"step": str(step)},
     )
 
 
-def save_averaged(run: Path, step: int, *, checkpoints: int) -> Path:
-    averaged = [
-        dataclasses.replace(state, moments={**state.moments, EMA: state.weight / 2 + step}) for state in states(step)
-    ]
-    retention = Retention(checkpoints=checkpoints, weights=9)
-    return save_checkpoint(run, averaged, {"step": step}, retention=retention, weights_metadata={"step": str(step)})
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def weight_steps(run: Path) -> list[int]:
-    return sorted(int(file.stem[5:]) for file in (run / "weights").glob("*.safetensors"))
-
-
 def pointer(run: Path) -> str:
     return (run / "checkpoints" / "latest").read_text()
-
-
-def flip(path: Path) -> None:
-    """Flip one bit of the tensors of a checkpoint."""
-    part = path / "part-00000.safetensors"
-    content = bytearray(part.read_bytes())
-    content[(len(content) - 1) // 2] ^= 1
-    part.write_bytes(content)

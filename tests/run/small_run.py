@@ -13,38 +13,39 @@ import torch
 from dist_transformer.base.sole_writer import Fence
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.settings import ModelConfig, TrainConfig
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.data.loading.packing import LeftOut
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader
-from dist_transformer.run.checkpoint.state import MOMENTS, ParameterState
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 from dist_transformer.run.environment import record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity
 from dist_transformer.run.layout import LEDGER_FILE, METRICS_FILE
-from dist_transformer.run.ledger import Ledger
+from dist_transformer.run.ledger import Ledger, left_out_records, read_ledger
 from dist_transformer.run.progress import Progress
+from tests.support.tiny import tiny_config
 
-MODEL = ModelConfig(
-    width=8, heads=2, ffn_width=8, encoder_layers=1, decoder_layers=1, max_positions=16, vocab_size=5, norm="pre"
-)
+MODEL = tiny_config(width=8, ffn_width=8, max_positions=16, vocab_size=5, norm="pre")
 TOKENIZER = b'{"pieces": []}'
 DS_CONFIG = {"zero_optimization": {"stage": 1}}
 
 
-def small_config(folder: Path, **changes: Any) -> TrainConfig:
+def small_config(folder: Path, *, data_name: str = "data", **changes: Any) -> TrainConfig:
     """Settings of a run in `folder`/run over hand-written data, which is made."""
-    data = folder / "data"
+    data = folder / data_name
     data.mkdir(parents=True, exist_ok=True)
     (data / "index.json").write_text('{"corpus": "hand-written"}')
     (data / "tokenizer.json").write_bytes(TOKENIZER)
     return PRESETS["tiny"].changed(**{"data": (str(data),), "run_dir": folder / "run", "model": MODEL, **changes})
 
 
-def small_states(step: int) -> Iterator[ParameterState]:
+def small_states(step: int, *, averaged: bool) -> Iterator[ParameterState]:
     torch.manual_seed(step)
+    kept = (*MOMENTS, EMA) if averaged else MOMENTS
     for name, parameter in Transformer(MODEL).named_parameters():
-        yield ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(MOMENTS, parameter.data * 0))
+        yield ParameterState(name=name, weight=parameter.data, moments=dict.fromkeys(kept, parameter.data * 0))
 
 
 class SmallRun:
@@ -64,7 +65,7 @@ class SmallRun:
         keep: int = 2,
     ) -> None:
         (data,) = (Path(place) for place in config.corpora.data)
-        self.run_dir, self.keep = config.run_dir, keep
+        self.run_dir, self.keep, self.ema_decay = config.run_dir, keep, config.ema_decay
         self.described = describe_run(config, [data], DS_CONFIG)
         self.identity = run_identity(self.described)
         folder: Any = SimpleNamespace(path=data)
@@ -87,14 +88,16 @@ class SmallRun:
         record_environment(self.run_dir, {}, step=self.progress.step)
         held.callback(self.writer.close)
 
-    def train(self, steps: int) -> None:
-        """Count steps and log each."""
+    def train(self, steps: int, left_out: tuple[LeftOut, ...] = ()) -> None:
+        """Count steps and log each; `left_out` of each are shards that it lacks."""
         for _ in range(steps):
             self.progress.step += 1
             step = self.progress.step
-            self.ledger.add(step, pair_hash=7 * step, target_tokens=100 + step)
+            self.ledger.add(step, pair_hash=7 * step, target_tokens=100 + step, left_out=left_out)
             self.progress.target_tokens += 100 + step
             self.ledger.flush()
+            if left_out:
+                self.progress.left_out = left_out_records(read_ledger(self.ledger.path))
             self.progress.ledger_chain = self.ledger.chain
             self.reporter.record("train", step, {"loss": 1 / step})
 
@@ -104,10 +107,10 @@ class SmallRun:
             "model": to_plain(MODEL),
             "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest(),
             "run": self.identity,
-            "ema_decay": 0.0,
+            "ema_decay": self.ema_decay,
         }
         self.writer.start(
-            small_states(self.progress.step),
+            small_states(self.progress.step, averaged=self.ema_decay > 0),
             {**self.progress.to_json(), **described, "updates": self.progress.step},
             retention=Retention(checkpoints=self.keep, weights=self.keep),
             weights_metadata={
@@ -122,12 +125,13 @@ class SmallRun:
         return saved.path
 
 
-def train_and_save(config: TrainConfig, *steps: int, keep: int = 2) -> SmallRun:
-    """Start, train the given number of steps before each save, and end."""
+def train_and_save(config: TrainConfig, *steps: int, rest: int = 0, keep: int = 2) -> SmallRun:
+    """Start, train the given number of steps before each save, then the rest without one, and end."""
     with ExitStack() as held:
         run = SmallRun(config, held, keep=keep)
         for count in steps:
             run.train(count)
             run.save()
+        run.train(rest)
         run.reporter.close()
     return run

@@ -49,22 +49,15 @@ def test_hosts_are_counted_from_the_ranks(world: int, local: int, hosts: int) ->
     assert (described["hosts"], described["world_size"]) == (hosts, world)
 
 
-def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+@pytest.mark.parametrize(("count", "cuda"), [(2, "13.0"), (0, None)])
+def test_gpus_are_named(count: int, cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build of torch is one for GPUs, also on the machine that has none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     gpu = SimpleNamespace(name="Fast GPU", total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     described = describe_environment()
-    assert described["gpus"] == ["Fast GPU, 80 GiB", "Fast GPU, 80 GiB"]
-    assert described["cuda"] == "13.0"
-
-
-def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    # A build of torch for GPUs, on a machine that has none.
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    described = describe_environment()
-    assert (described["gpus"], described["cuda"]) == ([], None)
+    assert (described["gpus"], described["cuda"]) == (["Fast GPU, 80 GiB"] * count, cuda)
 
 
 def test_nothing_personal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +79,7 @@ def test_processor(tmp_path: Path) -> None:
 
 
 def test_each_start_is_added(tmp_path: Path) -> None:
+    assert read_environments(tmp_path) == []
     record_environment(tmp_path, {"torch": "1"}, step=0)
     record_environment(tmp_path, {"torch": "2"}, step=500)
     starts = read_environments(tmp_path)
@@ -102,7 +96,3 @@ def test_a_damaged_file_stops_no_run(tmp_path: Path, content: str) -> None:
     assert read_environments(tmp_path) == []
     record_environment(tmp_path, {"torch": "1"}, step=0)
     assert [start["torch"] for start in read_environments(tmp_path)] == ["1"]
-
-
-def test_no_file_no_starts(tmp_path: Path) -> None:
-    assert read_environments(tmp_path) == []

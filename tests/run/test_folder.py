@@ -15,13 +15,9 @@ from typing import Any
 
 import pytest
 
-from dist_transformer.base import files
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import from_plain, read_json
-from dist_transformer.config.presets import PRESETS
-from dist_transformer.config.registry import ATTENTIONS
-from dist_transformer.config.settings import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
-from dist_transformer.run.checkpoint.reader import CheckpointReader
+from dist_transformer.config.settings import BatchConfig, OptimizerConfig, TrainConfig
 from dist_transformer.run.folder import (
     average_notes,
     check_settings,
@@ -33,21 +29,15 @@ from dist_transformer.run.folder import (
     shareable_settings,
     write_settings,
 )
-from dist_transformer.run.ledger import Ledger
 from dist_transformer.run.lock import sole_training
-from dist_transformer.run.progress import Progress
-from tests.run.sound_run import save
+from tests.run.small_run import MODEL, TOKENIZER, small_config, train_and_save
 
 DS_CONFIG = {"zero_optimization": {"stage": 1, "overlap_comm": True}}
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "index.json").write_text('{"corpus": "hand-written"}')
-    (data / "tokenizer.json").write_text("{}")
-    return PRESETS["tiny"].changed(data=(str(data),), run_dir=tmp_path / "runs" / "1")
+    return small_config(tmp_path, run_dir=tmp_path / "runs" / "1")
 
 
 def described(config: TrainConfig, ds_config: dict[str, Any] = DS_CONFIG) -> dict[str, Any]:
@@ -62,7 +52,7 @@ def run_dir(config: TrainConfig) -> Path:
 
 def test_what_is_written(config: TrainConfig, run_dir: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == ["config.json", "tokenizer.json"]
-    assert (run_dir / "tokenizer.json").read_text() == "{}"
+    assert (run_dir / "tokenizer.json").read_bytes() == TOKENIZER
     written = json.loads((run_dir / "config.json").read_text())
     index = (Path(config.corpora.data[0]) / "index.json").read_bytes()
     assert written.pop("data_sha256") == [hashlib.sha256(index).hexdigest()]
@@ -76,33 +66,9 @@ def changed_settings(run_dir: Path, wanted: dict[str, Any]) -> list[str]:
     return check_settings(run_dir, wanted, read_json(run_dir / "config.json"))
 
 
-def test_the_same_settings_change_nothing(config: TrainConfig, run_dir: Path) -> None:
-    assert changed_settings(run_dir, described(config)) == []
-
-
 CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
-    (
-        {"model": ModelConfig(width=128, heads=4, ffn_width=256, encoder_layers=2, decoder_layers=3)},
-        "model.decoder_layers",
-        "2",
-        "3",
-    ),
-    ({"model": dataclasses.replace(PRESETS["tiny"].model, norm="pre")}, "model.norm", "'post'", "'pre'"),
-    ({"model": dataclasses.replace(PRESETS["tiny"].model, dropout=0.2)}, "model.dropout", "0.1", "0.2"),
-    ({"model": dataclasses.replace(PRESETS["tiny"].model, vocab_size=9)}, "model.vocab_size", "0", "9"),
-    ({"batch": BatchConfig(max_target_tokens=1024, packs_per_step=3)}, "batch.packs_per_step", "2", "3"),
-    (
-        {"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, max_source_tokens=77)},
-        "batch.max_source_tokens",
-        "None",
-        "77",
-    ),
-    (
-        {"batch": BatchConfig(max_target_tokens=1024, packs_per_step=2, window_shards=2)},
-        "batch.window_shards",
-        "8",
-        "2",
-    ),
+    ({"model": dataclasses.replace(MODEL, decoder_layers=3)}, "model.decoder_layers", "1", "3"),
+    ({"batch": BatchConfig(max_source_tokens=77)}, "batch.max_source_tokens", "None", "77"),
     ({"seed": 2}, "seed", "1", "2"),
     ({"init_from": Path("models/base")}, "init_from", "None", "'models/base'"),
 ]
@@ -112,25 +78,11 @@ CHANGED: list[tuple[dict[str, Any], str, str, str]] = [
 def test_another_model_batch_or_seed_is_refused_by_name(
     changes: dict[str, Any], name: str, old: str, new: str, config: TrainConfig, run_dir: Path
 ) -> None:
-    wanted = described(config.changed(**changes))
+    assert changed_settings(run_dir, described(config)) == []
     with pytest.raises(UserError) as refused:
-        changed_settings(run_dir, wanted)
+        changed_settings(run_dir, described(config.changed(**changes)))
     message = f"{run_dir} was trained with {name} = {old}, not {new}: use the old value, or another --run-dir"
     assert str(refused.value) == message
-
-
-def test_a_setting_that_files_leave_out_has_its_default(
-    config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ATTENTIONS._entries, "other", None)
-    wanted = described(config.changed(model=dataclasses.replace(config.model, attention="other")))
-    with pytest.raises(UserError, match=r"with model\.attention = 'softmax', not 'other'"):
-        changed_settings(run_dir, wanted)
-    optimizer = dataclasses.replace(config.optimizer, min_lr=1e-4, rdrop_alpha=5.0)
-    assert changed_settings(run_dir, described(config.changed(optimizer=optimizer))) == [
-        "optimizer.min_lr: 0.0 -> 0.0001",
-        "optimizer.rdrop_alpha: 0.0 -> 5.0",
-    ]
 
 
 def test_settings_to_share_name_no_place(config: TrainConfig) -> None:
@@ -201,52 +153,15 @@ def test_the_rest_may_change_and_is_listed(config: TrainConfig, run_dir: Path) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "name"),
-    [
-        ({"best_by": "nll"}, {"best_by": "ter"}, "best_by = 'nll', not 'ter'"),
-        (
-            {"best_by": "command", "validation_command": "a {hypothesis}"},
-            {"best_by": "command", "validation_command": "b {hypothesis}"},
-            "validation_command = 'a {hypothesis}', not 'b {hypothesis}'",
-        ),
-    ],
-)
-def test_a_ranking_by_another_measure_is_refused_by_name(
-    before: dict[str, Any], now: dict[str, Any], name: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as refused:
-        require_same_measure(tmp_path, now, before, {"best": [[10, 2.0]]})
-    assert f"has ranked its validations with {name}, and" in str(refused.value)
+def test_a_ranking_by_another_measure_is_refused_by_name(tmp_path: Path) -> None:
+    ranked = {"best": [[10, 2.0]]}
+    before, now = ({"best_by": "command", "validation_command": f"{name} {{hypothesis}}"} for name in "ab")
+    with pytest.raises(UserError, match=r"has ranked its validations with validation_command = 'a .*', not 'b "):
+        require_same_measure(tmp_path, now, before, ranked)
     require_same_measure(tmp_path, now, before, {"best": []})
-    require_same_measure(tmp_path, before, before, {"best": [[10, 2.0]]})
+    require_same_measure(tmp_path, before, before, ranked)
     # A program whose score ranks nothing may change.
-    require_same_measure(tmp_path, now | {"best_by": "nll"}, before | {"best_by": "nll"}, {"best": [[10, 2.0]]})
-
-
-def test_a_missing_or_damaged_settings_file_is_named(config: TrainConfig, run_dir: Path) -> None:
-    wanted = described(config)
-    (run_dir / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json cannot be read as JSON"):
-        changed_settings(run_dir, wanted)
-    (run_dir / "config.json").unlink()
-    with pytest.raises(UserError, match=r"config\.json does not exist"):
-        changed_settings(run_dir, wanted)
-
-
-def test_settings_are_replaced_whole(config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk while the settings are replaced leaves the old ones."""
-    before = (run_dir / "config.json").read_text()
-
-    def full(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "sync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_settings(run_dir, described(dataclasses.replace(config, max_steps=5)), run_dir / "tokenizer.json")
-    monkeypatch.undo()
-    assert (run_dir / "config.json").read_text() == before
-    assert not list(run_dir.glob(".*"))
+    require_same_measure(tmp_path, now | {"best_by": "nll"}, before | {"best_by": "nll"}, ranked)
 
 
 def test_what_a_resumed_run_computes_again_is_removed(tmp_path: Path) -> None:
@@ -264,21 +179,17 @@ def test_what_a_resumed_run_computes_again_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "expected"),
+    ("before", "now", "told"),
     [
-        ({}, 0.0, []),
-        ({"ema_decay": 0.99}, 0.999, []),
-        ({}, 0.999, ["the moving average of the weights starts with the weights of step 7"]),
-        ({"ema_decay": 0.0}, 0.999, ["the moving average of the weights starts with the weights of step 7"]),
-        (
-            {"ema_decay": 0.999},
-            0.0,
-            ["the moving average of the weights is no longer kept; its files in weights/ stay"],
-        ),
+        ({}, 0.0, ""),
+        ({"ema_decay": 0.99}, 0.999, ""),
+        ({}, 0.999, "the moving average of the weights starts with the weights of step 7"),
+        ({"ema_decay": 0.0}, 0.999, "the moving average of the weights starts with the weights of step 7"),
+        ({"ema_decay": 0.999}, 0.0, "the moving average of the weights is no longer kept; its files in weights/ stay"),
     ],
 )
-def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: float, expected: list[str]) -> None:
-    assert average_notes({"step": 7, **before}, now) == expected
+def test_an_average_that_begins_or_ends_is_told(before: dict[str, Any], now: float, told: str) -> None:
+    assert average_notes({"step": 7, **before}, now) == ([told] if told else [])
 
 
 HOLDER = """
@@ -325,69 +236,48 @@ def test_a_file_system_without_locks_is_used_and_said(tmp_path: Path, monkeypatc
     assert "make sure that no other run writes to this folder" in notes[0]
 
 
-def opened(config: TrainConfig, held: ExitStack) -> tuple[str | None, list[str]]:
-    """Open a run; return the checkpoint from which it resumes, and the lines that report it."""
-    folder = SimpleNamespace(path=Path(config.corpora.data[0]))
-    origin, notes, _ = open_run(config, described(config), folder, held)  # type: ignore[arg-type]
-    return origin.path.name if isinstance(origin, CheckpointReader) else None, notes
-
-
 def test_a_resume_keeps_the_threads_of_the_run(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    folder = SimpleNamespace(path=Path(config.corpora.data[0]))
 
-    def start(threads: int, cores: int) -> tuple[int, list[str]]:
-        wanted = {**described(config), "threads": threads}
+    def start(threads: int) -> tuple[int, list[str]]:
+        """Start as on a machine of so many cores."""
+        wanted, folder = {**described(config), "threads": threads}, SimpleNamespace(path=Path(config.corpora.data[0]))
         with ExitStack() as held:
-            _, notes, _ = open_run(config, wanted, folder, held, cores=cores)  # type: ignore[arg-type]
+            _, notes, _ = open_run(config, wanted, folder, held, cores=threads)  # type: ignore[arg-type]
         recorded = json.loads((config.run_dir / "config.json").read_text())["threads"]
         assert recorded == wanted["threads"]
         return recorded, notes
 
-    assert start(4, 4) == (4, [])
-    ledger = Ledger(config.run_dir / "ledger.jsonl")
-    ledger.add(1, pair_hash=1, target_tokens=1)
-    ledger.flush()
-    save(config.run_dir, Progress(step=1, ledger_chain=ledger.chain))
-    threads, notes = start(16, 16)
+    train_and_save(config, 1)
+    write_settings(config.run_dir, {**described(config), "threads": 4}, config.run_dir / "tokenizer.json")
+    threads, notes = start(16)
     assert (threads, notes[0].startswith("keeps 4 thread(s) per rank")) == (4, True)
     # Fewer cores, then a number that the user gives.
-    threads, notes = start(2, 2)
+    threads, notes = start(2)
     assert (threads, notes[0]) == (2, "setting changed: threads: 4 -> 2")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert start(3, 2)[0] == 3
+    assert start(3)[0] == 3
 
 
-def test_a_run_takes_its_folder_and_moves_the_pointer_off_a_damaged_checkpoint(config: TrainConfig) -> None:
+def test_a_run_moves_the_pointer_off_a_damaged_checkpoint(config: TrainConfig) -> None:
+    train_and_save(config, 1, 1)
     run_dir = config.run_dir
-    with ExitStack() as held:
-        assert opened(config, held) == (None, [])
-        with pytest.raises(UserError, match="is in use by"), sole_training(run_dir, pytest.fail, patience=0.0):
-            pass
-        ledger = Ledger(run_dir / "ledger.jsonl")
-        for step in (1, 2):
-            ledger.add(step, pair_hash=step, target_tokens=1)
-            ledger.flush()
-            save(run_dir, Progress(step=step, ledger_chain=ledger.chain))
     (run_dir / "checkpoints" / "step-00000002" / "state.json").write_text("{}")
-    with ExitStack() as held:
-        name, notes = opened(config, held)
-    assert name == "step-00000001"
+    notes = train_and_save(config).notes
     assert "state.json is damaged" in notes[0]
     assert notes[1].endswith("step-00000001: every step after 1 is computed again")
     assert (run_dir / "checkpoints" / "latest").read_text() == "step-00000001\n"
     assert [file.name for file in run_dir.glob("weights/step-*")] == ["step-00000001.safetensors"]
     # A start that is refused lets go of the folder.
-    with ExitStack() as held, pytest.raises(UserError, match=r"model\.dropout"):
-        opened(dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.4)), held)
+    with pytest.raises(UserError, match=r"model\.dropout"):
+        train_and_save(config.changed(model=dataclasses.replace(config.model, dropout=0.4)))
     with sole_training(run_dir, pytest.fail, patience=0.0):
         pass
 
 
 def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
-    required = config.changed(resume="required")
-    with ExitStack() as held, pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
-        opened(required, held)
+    with pytest.raises(UserError, match=r"--resume required, but .* holds no checkpoint"):
+        train_and_save(config.changed(resume="required"))
     assert not config.run_dir.exists()
 
 
@@ -395,9 +285,6 @@ def test_a_mistyped_folder_is_not_made(config: TrainConfig) -> None:
 def test_a_data_or_model_folder_is_not_written_over(name: str, config: TrainConfig) -> None:
     config.run_dir.mkdir(parents=True)
     (config.run_dir / name).write_text("{}")
-    with (
-        ExitStack() as held,
-        pytest.raises(UserError, match=rf"folder \(it has {name}\): choose a new folder or a run folder$"),
-    ):
-        opened(config, held)
+    with pytest.raises(UserError, match=rf"folder \(it has {name}\): choose a new folder or a run folder$"):
+        train_and_save(config)
     assert [file.name for file in config.run_dir.iterdir()] == [name]

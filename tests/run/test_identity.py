@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import pytest
 from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.run.ledger import read_ledger
+from dist_transformer.run.ledger import Ledger, read_ledger
 from dist_transformer.run.verify import verify_run
-from tests.run.small_run import SmallRun, small_config, train_and_save
+from tests.run.small_run import small_config, train_and_save
 
 
 @pytest.fixture
@@ -24,25 +23,18 @@ def config(tmp_path: Path) -> TrainConfig:
     return config
 
 
-def resumed(config: TrainConfig) -> SmallRun:
-    with ExitStack() as held:
-        run = SmallRun(config, held)
-        run.reporter.close()
-    return run
-
-
 def refusal(config: TrainConfig) -> str:
     """In one sentence; the folder is as it was."""
     before = {path: path.read_bytes() for path in config.run_dir.rglob("*") if path.is_file()}
     with pytest.raises(UserError) as refused:
-        resumed(config)
+        train_and_save(config)
     assert {path: path.read_bytes() for path in config.run_dir.rglob("*") if path.is_file()} == before
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 def test_what_belongs_together_is_resumed_without_a_word(config: TrainConfig) -> None:
-    run = resumed(config)
+    run = train_and_save(config)
     assert run.resumed_at == 4
     assert run.notes == [f"resumed from {config.run_dir}/checkpoints/step-00000004"]
 
@@ -52,14 +44,14 @@ def test_lost_settings_are_rebuilt_from_the_checkpoint(config: TrainConfig, left
     file = config.run_dir / "config.json"
     before = file.read_bytes()
     file.unlink() if left is None else file.write_bytes(left)
-    run = resumed(config)
+    run = train_and_save(config)
     assert run.resumed_at == 4
     assert f"it is rebuilt from {config.run_dir}/checkpoints/step-00000004/manifest.json" in run.notes[0]
     assert json.loads(file.read_bytes()) == json.loads(before)
     # And a setting that must not change is refused as ever.
     file.unlink()
     with pytest.raises(UserError, match=r"with seed = 1, not 2: use the old value"):
-        resumed(config.changed(seed=2))
+        train_and_save(config.changed(seed=2))
 
 
 def test_the_checkpoint_of_another_run_is_refused(config: TrainConfig, tmp_path: Path) -> None:
@@ -71,13 +63,13 @@ def test_the_checkpoint_of_another_run_is_refused(config: TrainConfig, tmp_path:
         "folder, then the run resumes from its own checkpoint"
     )
     shutil.rmtree(copied)
-    assert resumed(config).resumed_at == 4
+    assert train_and_save(config).resumed_at == 4
 
 
 def test_a_renamed_checkpoint_is_not_used(config: TrainConfig) -> None:
     folder = config.run_dir / "checkpoints"
     (folder / "step-00000004").rename(folder / "step-00000009")
-    run = resumed(config)
+    run = train_and_save(config)
     assert run.resumed_at == 2
     assert "step-00000009 is not what its name says (its manifest is of step 4): it is not used" in run.notes[0]
 
@@ -103,31 +95,25 @@ def test_a_lost_or_torn_ledger_is_refused_with_the_remedy(config: TrainConfig, d
     assert f"{ledger} {found}" in message
     assert "restore ledger.jsonl from a backup, move" in message
     ledger.write_text(whole)
-    assert resumed(config).resumed_at == 4
+    assert train_and_save(config).resumed_at == 4
 
 
 def test_the_ledger_of_another_run_is_refused(config: TrainConfig) -> None:
     ledger = config.run_dir / "ledger.jsonl"
-    other = small_config(config.run_dir.parent / "other")
-    with ExitStack() as held:
-        run = SmallRun(other, held)
-        run.ledger.add(1, pair_hash=1, target_tokens=1)
-        run.progress.step = 1
-        run.train(3)
-        run.reporter.close()
-    shutil.copy(other.run_dir / "ledger.jsonl", ledger)
+    ledger.unlink()
+    other = Ledger(ledger)
+    for step in range(1, 5):
+        other.add(step, pair_hash=step, target_tokens=1)
+    other.flush()
     assert "are from two runs, their chains differ at step 4" in refusal(config)
 
 
 def test_a_ledger_that_continues_after_the_checkpoint_is_cut(config: TrainConfig) -> None:
     """Killed after step 5 was logged; and what follows may be torn."""
-    with ExitStack() as held:
-        run = SmallRun(config, held)
-        run.train(1)
-        run.reporter.close()
+    train_and_save(config, rest=1)
     with (config.run_dir / "ledger.jsonl").open("a") as file:
         file.write('{"step": 6, "ha')
-    assert resumed(config).resumed_at == 4
+    assert train_and_save(config).resumed_at == 4
     assert [entry["step"] for entry in read_ledger(config.run_dir / "ledger.jsonl")] == [1, 2, 3, 4]
     assert [check.found for check in verify_run(config.run_dir) if not check.passed] == []
 
@@ -136,7 +122,7 @@ def test_a_ledger_that_continues_after_the_checkpoint_is_cut(config: TrainConfig
 def test_lost_records_are_told_and_do_not_stop_the_run(config: TrainConfig, lines: int, first: int) -> None:
     metrics = config.run_dir / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:lines]))
-    run = resumed(config)
+    run = train_and_save(config)
     assert run.resumed_at == 4
     assert f"{metrics} has lost the records from step {first} to 4: reports lack them" in run.notes
 
@@ -144,25 +130,15 @@ def test_lost_records_are_told_and_do_not_stop_the_run(config: TrainConfig, line
 def test_a_checkpoint_that_is_gone_is_told(config: TrainConfig) -> None:
     checkpoints = config.run_dir / "checkpoints"
     shutil.rmtree(checkpoints / "step-00000004")
-    run = resumed(config)
+    run = train_and_save(config)
     assert run.resumed_at == 2
     named = f"{checkpoints}/latest names step-00000004, which is gone"
     assert f"{named}: every step after 2 is computed again" in run.notes
 
 
-def lose_steps(run_dir: Path) -> None:
-    for folder in (run_dir / "checkpoints").glob("step-*"):
-        shutil.rmtree(folder)
-
-
-def lose_checkpoints(run_dir: Path) -> None:
-    shutil.rmtree(run_dir / "checkpoints")
-
-
 def lose_all_but(kept: str) -> Callable[[Path], None]:
     def lose(run_dir: Path) -> None:
-        lose_checkpoints(run_dir)
-        for name in {"weights", "metrics.jsonl", "ledger.jsonl"} - {kept}:
+        for name in {"checkpoints", "weights", "metrics.jsonl", "ledger.jsonl"} - {kept}:
             path = run_dir / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -170,12 +146,9 @@ def lose_all_but(kept: str) -> Callable[[Path], None]:
 
 
 LOST: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lose_checkpoints, "weights has the weights of step 4"),
-    "empty": (lambda run: (lose_checkpoints(run), (run / "checkpoints").mkdir()), "weights has the weights of step 4"),
-    "renamed": (lambda run: (run / "checkpoints").rename(run / "old"), "weights has the weights of step 4"),
-    "steps gone": (lose_steps, "checkpoints/latest names one"),
-    "steps renamed": (
-        lambda run: [path.rename(f"{path}.tmp") for path in (run / "checkpoints").glob("step-*")],
+    "missing": (lambda run: shutil.rmtree(run / "checkpoints"), "weights has the weights of step 4"),
+    "emptied": (
+        lambda run: [shutil.rmtree(path) for path in (run / "checkpoints").glob("step-*")],
         "checkpoints/latest names one",
     ),
     "only weights": (lose_all_but("weights"), "weights has the weights of step 4"),
@@ -189,13 +162,7 @@ LOST: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over(lost: str, seed: int, tmp_path: Path) -> None:
     config = small_config(tmp_path, save_every=2)
-    with ExitStack() as held:
-        run = SmallRun(config, held)
-        for steps in (2, 2):
-            run.train(steps)
-            run.save()
-        run.train(2)
-        run.reporter.close()
+    train_and_save(config, 2, 2, rest=2)
     lose, found = LOST[lost]
     lose(config.run_dir)
     assert refusal(config.changed(seed=seed)) == (
@@ -207,21 +174,15 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(lost: str, seed: i
 def test_a_training_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     """It has records; killed in the first save, also weights and the save's temporary folder."""
     config = small_config(tmp_path, save_every=2)
-    weights, checkpoints = config.run_dir / "weights", config.run_dir / "checkpoints"
-    for in_save in (False, True, False):
-        with ExitStack() as held:
-            run = SmallRun(config, held)
-            assert run.resumed_at is None
-            # What the killed save left is gone.
-            assert list(weights.glob("step-*")) == []
-            run.train(4)
-            if in_save:
-                (run.save()).rename(checkpoints / ".step-00000004.0123.tmp")
-                (checkpoints / "latest").unlink()
-                run.reporter.close()
-                cut = [line for line in (config.run_dir / "metrics.jsonl").read_text().splitlines() if "train" in line]
-                (config.run_dir / "metrics.jsonl").write_text("".join(f"{line}\n" for line in cut))
-            run.reporter.close()
+    checkpoints, metrics = config.run_dir / "checkpoints", config.run_dir / "metrics.jsonl"
+    assert train_and_save(config, rest=4).resumed_at is None
+    train_and_save(config, 4)
+    (checkpoints / "step-00000004").rename(checkpoints / ".step-00000004.0123.tmp")
+    (checkpoints / "latest").unlink()
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(keepends=True) if "train" in line))
+    run = train_and_save(config, rest=4)
+    # What the killed save left is gone.
+    assert list((config.run_dir / "weights").glob("step-*")) == []
     assert run.notes == [f"{config.run_dir}/ledger.jsonl has 4 steps, and none was saved: they are computed again"]
 
 

@@ -1,7 +1,6 @@
 """A training that has lost its folder commits nothing more, whatever happens to its lock and whenever it wakes up."""
 
 import os
-import shutil
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -65,22 +64,6 @@ def test_a_training_that_wakes_up_beside_another_one_leaves_it_alone(config: Tra
     assert [check.found for check in verify_run(config.run_dir) if not check.passed] == []
 
 
-@pytest.mark.parametrize("is_back", [False, True], ids=["deleted", "another one in its place"])
-def test_a_training_whose_folder_is_gone_ends(config: TrainConfig, is_back: bool) -> None:
-    with ExitStack() as held, ExitStack() as other:
-        run = SmallRun(config, held)
-        run.train(2)
-        shutil.rmtree(config.run_dir)
-        if is_back:
-            SmallRun(config, other)
-        before = contents(config.run_dir)
-        for commit in (run.save, partial(run.train, 1)):
-            with pytest.raises(UserError, match=LOST):
-                commit()
-        assert contents(config.run_dir) == before
-        assert config.run_dir.exists() == is_back
-
-
 def test_the_fence_stands_right_before_the_commit(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspended while the manifest is flushed, which is the last file of a checkpoint: no name changes."""
     with ExitStack() as held:
@@ -100,10 +83,3 @@ def test_the_fence_stands_right_before_the_commit(config: TrainConfig, monkeypat
             run.save()
     assert (config.run_dir / "checkpoints/latest").read_text() == "step-00000001\n"
     assert [file.name for file in (config.run_dir / "weights").glob("*.safetensors")] == ["step-00000001.safetensors"]
-
-
-def test_a_folder_in_use_is_refused(config: TrainConfig) -> None:
-    with ExitStack() as held, ExitStack() as other:
-        SmallRun(config, held)
-        with pytest.raises(UserError, match=r"is in use by process \d+ on .* since .*: wait until that run ends"):
-            SmallRun(config, other)

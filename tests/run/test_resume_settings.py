@@ -4,7 +4,6 @@ import dataclasses
 import json
 import typing
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.schema import flat_groups
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.run.folder import run_identity
-from tests.run.small_run import SmallRun, small_config, train_and_save
+from tests.run.small_run import small_config, train_and_save
 
 # Values where the rule for the type has no valid one.
 CHOSEN = {
@@ -100,20 +99,15 @@ def test_a_setting_changed_on_resume_is_refused_by_name_or_effective(
     file = config.run_dir / "config.json"
     before, described = file.read_bytes(), json.loads(file.read_bytes())
     group, _, inner = name.rpartition(".")
-    at = getattr(config, group) if group else config
-    old = next(getattr(part, inner) for part in (at, *vars_of(config)) if hasattr(part, inner))
+    parts = [getattr(config, name) for name in ([group] if group else flat_groups(TrainConfig))]
+    old = next(getattr(part, inner) for part in (*parts, config) if hasattr(part, inner))
     wanted = changed(config, name, another(name, ALL[name], old))
     if {name, name.split(".", maxsplit=1)[0]} & {*REFUSED} and name != FREE:
-        with (
-            ExitStack() as held,
-            pytest.raises(UserError, match=rf"was trained with {name} = .*: use the old value, or"),
-        ):
-            SmallRun(wanted, held)
+        with pytest.raises(UserError, match=rf"was trained with {name} = .*: use the old value, or"):
+            train_and_save(wanted)
         assert file.read_bytes() == before
         return
-    with ExitStack() as held:
-        run = SmallRun(wanted, held)
-        run.reporter.close()
+    run = train_and_save(wanted)
     assert run.resumed_at == 2
     new = value_of(json.loads(file.read_bytes()), name)
     assert new == json.loads(json.dumps(value_of(run.described, name), default=str)) != described.get(name, old)
@@ -130,12 +124,7 @@ def test_a_number_stays_as_it_was_written(tmp_path: Path) -> None:
     written = file.read_text().replace('"dropout": 0.0', '"dropout": 0')
     assert run_identity(json.loads(written)) != run_identity(json.loads(file.read_text()))
     file.write_text(written)
-    with ExitStack() as held:
-        SmallRun(config.changed(batch=dataclasses.replace(config.batch, packs_per_micro_batch=2)), held)
+    train_and_save(config.changed(batch=dataclasses.replace(config.batch, packs_per_micro_batch=2)))
     found = json.loads(file.read_text())
     assert run_identity(found) == run_identity(json.loads(written))
     assert found["batch"]["packs_per_micro_batch"] == 2
-
-
-def vars_of(config: TrainConfig) -> list[Any]:
-    return [getattr(config, group) for group in flat_groups(TrainConfig)]

@@ -1,18 +1,26 @@
 """A run folder damaged in one place at a time: which check finds it, and what it says."""
 
+import dataclasses
+import hashlib
+import pickle
 import shutil
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
-from dist_transformer.config.plain import to_plain
-from dist_transformer.run import verify
+from dist_transformer.config.plain import read_json, to_plain
+from dist_transformer.run.checkpoint.tensors import parameter_shapes
+from dist_transformer.run.folder import settings_of
 from dist_transformer.run.verify import verify_run
-from tests.run.sound_run import MODEL, NEWEST, PART, edit_json, failures, flip, seal
+from tests.run.small_run import MODEL, SmallRun
+from tests.run.sound_run import NEWEST, PART, WEIGHTS, edit_json, failures, seal
+from tests.support.damage import flip
 
 
 def test_a_sound_run(run: Path) -> None:
@@ -54,33 +62,21 @@ def test_a_sound_model_inside_the_run(run: Path, model: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_flipped_bit_of_a_model(run: Path, model: Path, name: str) -> None:
     file = model / name
-    flip(file, at=file.stat().st_size // 2)
+    flip(file)
     found = failures(run)
     assert found.keys() == {"model/"}
     assert str(file) in found["model/"]
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
-def test_a_model_without_a_file(run: Path, model: Path, name: str) -> None:
-    (model / name).unlink()
-    assert name in failures(run)["model/"]
+def test_a_model_without_a_file(run: Path, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "tokenizer.json" in failures(run)["model/"]
 
 
 def test_an_export_for_transformers_is_no_model_of_ours(run: Path, model: Path) -> None:
     (model / "config.json").write_text('{"model_type": "marian"}')
     assert failures(run) == {}
     assert len(verify_run(run)) == 7
-
-
-def test_a_weight_file_that_vanishes_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """safetensors hands torch the name, which then finds nothing."""
-
-    def gone(*_: Any, **__: Any) -> None:
-        raise RuntimeError("unable to open file")
-
-    monkeypatch.setattr(verify, "open_tensors", gone)
-    found = [check.found for check in verify_run(run) if not check.passed]
-    assert any("cannot be read (RuntimeError: unable to open file): restore it from a backup" in line for line in found)
 
 
 def test_what_is_no_run_folder(tmp_path: Path, run: Path) -> None:
@@ -150,30 +146,16 @@ def test_no_pointer_and_no_checkpoints(run: Path) -> None:
     assert "holds no checkpoint: nothing can be resumed" in failures(run)["latest"]
 
 
-def ledger_lines(run: Path) -> list[str]:
-    return (run / "ledger.jsonl").read_text().splitlines(keepends=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "broken"),
-    [
-        (lambda lines: [*lines[:2], lines[2].replace('"target_tokens": 103', '"target_tokens": 104'), *lines[3:]], 3),
-        (lambda lines: [lines[0], *lines[2:]], 2),
-        (lambda lines: [*lines[:4], lines[4][:20]], 5),
-    ],
-)
-def test_an_edited_ledger(run: Path, change: Callable[[list[str]], list[str]], broken: int) -> None:
-    (run / "ledger.jsonl").write_text("".join(change(ledger_lines(run))))
+def test_an_edited_ledger_and_one_that_lost_its_end(run: Path) -> None:
+    ledger = run / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines).replace('"target_tokens": 103', '"target_tokens": 104'))
     found = failures(run)
-    assert f"is broken at line {broken}: the file was edited or damaged" in found["ledger"]
+    assert "is broken at line 3: the file was edited or damaged" in found["ledger"]
     assert "not checked against the ledger" in found["checkpoint step-00000002"]
-
-
-def test_a_ledger_that_lost_its_end(run: Path) -> None:
-    lines = ledger_lines(run)
-    (run / "ledger.jsonl").write_text("".join(lines[:4]))
+    ledger.write_text("".join(lines[:4]))
     assert failures(run) == {}
-    (run / "ledger.jsonl").write_text("".join(lines[:3]))
+    ledger.write_text("".join(lines[:3]))
     found = failures(run)
     assert found.keys() == {"checkpoint step-00000004", "latest"}
     assert "is of step 4, but the ledger ends at step 3" in found["checkpoint step-00000004"]
@@ -218,3 +200,120 @@ def test_a_run_in_progress_is_checked_as_far_as_it_is_committed(run: Path) -> No
         flip(run / PART)
         assert failures(run).keys() == {"checkpoint step-00000004", "latest"}
     assert "files" in failures(run)
+
+
+def test_the_shapes_of_a_model_by_hand() -> None:
+    shapes = parameter_shapes(MODEL)
+    assert shapes["embedding"] == (5, 8)
+    assert shapes["encoder_norm.weight"] == (8,)
+    assert "positions.table" not in shapes
+    assert parameter_shapes(dataclasses.replace(MODEL, positions="learned"))["positions.table"] == (16, 8)
+    assert parameter_shapes(dataclasses.replace(MODEL, tie_embeddings="none"))["output_projection"] == (5, 8)
+
+
+def record(file: Path) -> None:
+    """Record the hash of a weight file as a save does."""
+    line = f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+    sums = file.parent / "SHA256SUMS"
+    others = [each for each in sums.read_text().splitlines(keepends=True) if not each.endswith(f" {file.name}\n")]
+    sums.write_text("".join([*others, line]))
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf"])
+def test_values_that_are_not_finite(run: Path, value: str) -> None:
+    """A training that diverged wrote them, with their hash."""
+    tensors = load_file(run / WEIGHTS)
+    tensors[min(tensors)].view(-1)[-1] = float(value)
+    save_file(tensors, run / WEIGHTS, metadata={"step": "4"})
+    record(run / WEIGHTS)
+    assert "holds values that are not finite" in failures(run)["weights"]
+
+
+def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
+    """One bit of one weight in a file with its hash, as of another run."""
+    flip(run / WEIGHTS, -4)
+    record(run / WEIGHTS)
+    assert " from the checkpoint of the same step" in failures(run)["weights"]
+
+
+def test_a_weight_file_has_its_hash(run: Path) -> None:
+    """A letter of what the file says of itself, which no tensor shows; and a file that no save wrote."""
+    content = (run / WEIGHTS).read_bytes()
+    (run / WEIGHTS).write_bytes(content.replace(b"pre", b"pro"))
+    assert "its SHA-256 is not what SHA256SUMS states" in failures(run)["weights"]
+    (run / WEIGHTS).write_bytes(content)
+    assert failures(run) == {}
+    (run / "weights" / "SHA256SUMS").unlink()
+    assert "is not in SHA256SUMS, so no save of this run wrote it" in failures(run)["weights"]
+
+
+def test_averaged_weights(run: Path) -> None:
+    config = settings_of(read_json(run / "config.json"), run / "config.json")
+    with ExitStack() as held:
+        training = SmallRun(config.changed(run_dir=run, ema_decay=0.9), held, keep=9)
+        training.save()
+        training.reporter.close()
+    details = {check.name: check.found for check in verify_run(run) if check.passed}
+    assert len(details) == 7
+    assert details["weights"].startswith("3 file(s)")
+    assert details["weights"].endswith("; 3 equal to a checkpoint's")
+    file = run / "weights" / "ema-00000004.safetensors"
+    flip(file, -4)
+    assert f"{file} is damaged" in failures(run)["weights"]
+    record(file)
+    assert f"{file} differs in " in failures(run)["weights"]
+
+
+def test_a_weight_file_under_another_name(run: Path) -> None:
+    record((run / WEIGHTS).rename(run / "weights" / "step-00000003.safetensors"))
+    assert "step-00000003.safetensors states step 4" in failures(run)["weights"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("optimizer.pt", b"anything"),
+        ("samples/notes.json", pickle.dumps({"a": 1})),
+        ("tensorboard/events", pickle.dumps([1], protocol=2)),
+        ("model.bin", None),
+    ],
+)
+def test_a_pickle(run: Path, name: str, content: bytes | None) -> None:
+    """One is in a zip, as torch writes its checkpoints."""
+    (run / name).parent.mkdir(exist_ok=True)
+    if content is None:
+        torch.save({}, run / name)
+    else:
+        (run / name).write_bytes(content)
+    found = failures(run)
+    assert found.keys() == {"files"}
+    assert f"{run / name} is a pickle" in found["files"]
+
+
+def test_the_record_that_torch_writes_of_a_hang_may_be_a_pickle(run: Path) -> None:
+    (run / "hangs").mkdir()
+    (run / "hangs" / "nccl-rank-0").write_bytes(pickle.dumps({}))
+    assert failures(run) == {}
+
+
+KILLED = "is being written now, or a killed process left it"
+NAMES = {
+    **dict.fromkeys(["checkpoints/.step-00000006.tmp", "weights/.step-6.safetensors.tmp", "config.json.tmp"], KILLED),
+    **dict.fromkeys(["checkpoints/step-4", "checkpoints/notes.txt"], "is not a file of a run"),
+    **dict.fromkeys(["weights/best.safetensors", "weights/ema-4.safetensors"], "is not a file of a run"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_killed_writer_leaves_or_is_no_file_of_a_run(run: Path, name: str) -> None:
+    (run / name).write_text("")
+    assert f"{run / name} {NAMES[name]}" in failures(run)["files"]
+
+
+def test_all_that_does_not_belong_is_named(run: Path) -> None:
+    """Up to five, and how many more there are."""
+    for number in range(7):
+        (run / f"checkpoints/notes-{number}.txt").write_text("")
+    found = failures(run)["files"]
+    assert found.count("is not a file of a run: move it away") == 5
+    assert found.endswith("; and 2 more")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,24 @@ from dist_transformer.model_folder import ModelInfo, write_model_folder
 from dist_transformer.preflight.dry_run import run_dry_run
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime.world import World
+from tests.support.damage import flip
+
+Read = Callable[..., InitialWeights]
 
 
-def read(path: Path, tokenizer: Tokenizer, model: Transformer, **changes: Any) -> InitialWeights:
-    config = dataclasses.replace(model.config, **changes)
-    return read_initial_weights(path, config, tokenizer, vocabulary="same")
+@pytest.fixture
+def read(model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer) -> Read:
+    """Read the folder of the random model, or another one, for a run that differs by some settings."""
+
+    def read(path: Path = model_folder, tokenizer: Tokenizer = toy_tokenizer, **changes: Any) -> InitialWeights:
+        config = dataclasses.replace(random_model.config, **changes)
+        return read_initial_weights(path, config, tokenizer, vocabulary="same")
+
+    return read
 
 
-def test_the_weights_are_those_of_the_folder(
-    model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
-) -> None:
-    initial = read(model_folder, toy_tokenizer, random_model)
+def test_the_weights_are_those_of_the_folder(read: Read, model_folder: Path, random_model: Transformer) -> None:
+    initial = read()
     assert initial.sha256 == hashlib.sha256((model_folder / "model.safetensors").read_bytes()).hexdigest()
     expected = dict(random_model.named_parameters())
     assert initial.tensors.keys() == expected.keys()
@@ -41,10 +49,9 @@ def test_the_weights_are_those_of_the_folder(
         assert torch.equal(initial.tensors[name], parameter)
 
 
-def test_dropout_and_length_may_differ(model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer) -> None:
+def test_dropout_and_length_may_differ(read: Read) -> None:
     free = {"dropout": 0.4, "attention_dropout": 0.1, "ffn_dropout": 0.2, "embedding_init": "xavier"}
-    initial = read(model_folder, toy_tokenizer, random_model, **free, max_positions=500)
-    assert initial.rows is None
+    assert read(**free, max_positions=500).rows is None
 
 
 @pytest.mark.parametrize(
@@ -56,23 +63,20 @@ def test_dropout_and_length_may_differ(model_folder: Path, toy_tokenizer: Tokeni
         ({"norm": "pre"}, "model.norm = 'post', not 'pre'"),
         ({"positions": "learned"}, "model.positions = 'sinusoidal', not 'learned'"),
         ({"tie_embeddings": "all"}, "model.tie_embeddings = 'none', not 'all'"),
+        # Learned positions must be as many as the run has.
+        (
+            {"positions": "learned", "max_positions": 161},
+            "model.positions = 'sinusoidal', not 'learned'; model.max_positions = 160, not 161",
+        ),
     ],
 )
 def test_another_network_is_refused_by_the_fields(
-    model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer, changes: dict[str, Any], named: str
+    read: Read, model_folder: Path, changes: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        read(model_folder, toy_tokenizer, random_model, **changes)
+        read(**changes)
     remedy = "leave these settings out, because the model sets them, or leave --init-from out"
     assert str(refused.value) == f"--init-from {model_folder} has {named}: {remedy}"
-
-
-def test_learned_positions_have_a_length(
-    model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
-) -> None:
-    """Learned positions must be as many as the run has."""
-    with pytest.raises(UserError, match=r"model\.positions = .*; model\.max_positions = 160, not 161"):
-        read(model_folder, toy_tokenizer, random_model, positions="learned", max_positions=161)
 
 
 @pytest.fixture
@@ -82,10 +86,10 @@ def other_tokenizer() -> Tokenizer:
 
 
 def test_another_vocabulary_is_refused_with_the_command(
-    model_folder: Path, random_model: Transformer, other_tokenizer: Tokenizer
+    read: Read, model_folder: Path, other_tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(UserError) as refused:
-        read(model_folder, other_tokenizer, random_model)
+        read(tokenizer=other_tokenizer)
     assert f"dist-transformer prepare --tokenizer {model_folder / 'tokenizer.json'}, copy" in str(refused.value)
     assert "--init-vocabulary shared_pieces, or leave --init-from out" in str(refused.value)
 
@@ -143,31 +147,20 @@ def test_pieces_of_each_side_keep_their_vectors(
         assert torch.equal(model.embedding[i], theirs.embedding[places[piece]] if piece in places else drawn[i])
 
 
-def test_the_same_vocabulary_needs_no_rows(
-    model_folder: Path, random_model: Transformer, toy_tokenizer: Tokenizer
-) -> None:
-    initial = read_initial_weights(model_folder, random_model.config, toy_tokenizer, vocabulary="shared_pieces")
-    assert (initial.rows, initial.note) == (None, "")
-
-
 @pytest.mark.parametrize("name", ["", "config.json", "nothing"])
-def test_what_is_no_model_folder(
-    tmp_path: Path, model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer, name: str
-) -> None:
+def test_what_is_no_model_folder(read: Read, tmp_path: Path, model_folder: Path, name: str) -> None:
     """A run folder has a config.json too."""
     shutil.copy(model_folder / "config.json", tmp_path)
     with pytest.raises(UserError, match=r"is not a model folder \(it has no model.safetensors\): make one"):
-        read(tmp_path / name, toy_tokenizer, random_model)
+        read(tmp_path / name)
 
 
-def test_a_damaged_model_folder_is_named(
-    tmp_path: Path, model_folder: Path, toy_tokenizer: Tokenizer, random_model: Transformer
-) -> None:
+def test_a_damaged_model_folder_is_named(read: Read, tmp_path: Path, model_folder: Path) -> None:
     damaged = Path(shutil.copytree(model_folder, tmp_path / "model"))
     file = damaged / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-9])
+    flip(file)
     with pytest.raises(UserError, match=re.escape(f"{file} is damaged")):
-        read(damaged, toy_tokenizer, random_model)
+        read(damaged)
 
 
 def test_test_mode_finds_it_before_a_job_is_queued(tmp_path: Path, toy_data: DataFolder, model_folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.runtime import agreement, extensions
-from dist_transformer.runtime.agreement import first_difference, require_agreement, statement_of
+from dist_transformer.runtime.agreement import first_difference, statement_of
 from dist_transformer.runtime.extensions import import_extension
 
 
@@ -40,7 +40,3 @@ def test_the_first_difference_is_named_with_its_ranks() -> None:
         "more is not given on rank 0 (a) and 3 on rank 1 (b)"
     )
     assert first_difference([same, ("a", {"seed": "1"})]) == "data is x on rank 0 (a) and not given on rank 1 (a)"
-
-
-def test_a_process_alone_agrees() -> None:
-    require_agreement({"seed": 1})

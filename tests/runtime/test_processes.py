@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -175,7 +174,6 @@ def test_when_a_rank_fails_the_others_are_ended(
 @pytest.mark.parametrize(
     ("variables", "shown"),
     [
-        (TORCHRUN, "WORLD_SIZE is 8"),
         ({**INTERACTIVE, **TORCHRUN}, "WORLD_SIZE is 8"),
         ({**SRUN, "SLURM_STEP_NUM_TASKS": 4}, "SLURM_STEP_NUM_TASKS is 4"),
         (SRUN, "SLURM_NTASKS is 4"),
@@ -194,19 +192,3 @@ def test_several_tasks_are_refused(variables: dict[str, object], shown: str) -> 
         run(["evaluate", "--processes=2"])
     with pytest.raises(UserError, match=rf"^the demo starts processes, .*{shown}"):
         run(["demo"])
-
-
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"SLURM_STEP_ID": 0, "SLURM_NTASKS": "x"},
-        {"RANK": 0, "WORLD_SIZE": 1, "SLURM_STEP_ID": 0, "SLURM_NTASKS": 4},
-    ],
-)
-def test_variables_that_no_launcher_sets_have_one_error(variables: dict[str, object]) -> None:
-    set_variables(variables)
-    with pytest.raises(UserError) as alone:
-        read_world()
-    with pytest.raises(UserError, match=f"^{re.escape(str(alone.value))}$"):
-        run(["train", "--processes", "2"])

@@ -18,7 +18,6 @@ from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
@@ -27,7 +26,6 @@ from dist_transformer.training.assembly import assemble
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.introduction import (
     cautions,
-    introduce,
     note_on_nodes,
     planned_epochs,
     rate_cautions,
@@ -101,6 +99,8 @@ def test_thousands_of_epochs_are_absurd() -> None:
     )
     assert list(cautions(config, epochs=1000.0, target_tokens=7_500_000)) == []
     assert list(cautions(config, epochs=None, target_tokens=None)) == []
+    # A run with patience ends by itself.
+    assert list(cautions(PRESETS["tiny"].changed(patience=5), epochs=1e6, target_tokens=100)) == []
 
 
 def test_what_cannot_be_frozen_is_refused_before_anything_is_written(toy_data: DataFolder, tmp_path: Path) -> None:
@@ -111,11 +111,6 @@ def test_what_cannot_be_frozen_is_refused_before_anything_is_written(toy_data: D
     ):
         assemble(config, World(), device)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_with_patience_ends_by_itself() -> None:
-    config = PRESETS["tiny"].changed(patience=5)
-    assert list(cautions(config, epochs=1e6, target_tokens=100)) == []
 
 
 def test_a_warm_up_that_takes_the_whole_run() -> None:
@@ -154,30 +149,27 @@ def test_no_preset_is_absurd_on_its_corpus(name: str) -> None:
     assert list(cautions(config, epochs=epochs, target_tokens=tokens)) == []
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+def introduced(
+    data: DataFolder, *steps: int, device: str = "cpu", compilation: Any = (False, "no GPU"), **changes: Any
+) -> list[str]:
+    """Begin trainings of so many steps, with a note; return the lines that are said."""
+    config = PRESETS["tiny"].changed(data=(str(data.path),), **changes)
+    loaded = open_training_data(config.corpora, config.batch, seed=1)
+    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device(device), compilation=compilation)
+    said: list[str] = []
+    reporter: Any = SimpleNamespace(say=said.append)
+    for count in steps:
+        introduce(config.changed(max_steps=count), World(), loaded, engine, reporter, ["a note"])
+    return "\n".join(said).splitlines()
+
+
 def test_training_begins_with_its_epochs_and_the_warnings(
-    toy_data: DataFolder,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    quiet: bool,
+    toy_data: DataFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2,000 pairs of 75,600 target tokens: 36 steps of 2,048 and one that is not full."""
     # Other work on this machine adds a warning.
     monkeypatch.setattr(introduction, "load_of_machine", lambda: None)
-    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), max_steps=100)
-    data = open_training_data(config.corpora, config.batch, seed=1)
-    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device("cpu"), compilation=(False, "no GPU"))
-    world = World(rank=0, local_rank=0, size=1, local_size=1)
-    reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0, quiet=quiet)
-    for steps in (100, 100_000):
-        introduce(dataclasses.replace(config, max_steps=steps), world, data, engine, reporter, ["a note"])
-    reporter.close()
-    output = capsys.readouterr().out
-    if quiet:
-        assert output == ""
-        return
-    lines = output.splitlines()
+    lines = introduced(toy_data, 100, 100_000)
     assert lines[1] == (
         "1,234 parameters; a step has about 54 sentences and 2,043 target tokens (2 packs, at most 2,048: "
         "--batch.target-tokens-per-step 2048)"
@@ -191,7 +183,7 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     ]
     assert lines[8] == "100,000 steps, about 2,703 epochs of 75,600 target tokens in about 37 steps"
     assert lines[-1].startswith("warning: --max-steps 100000 means about 2,703 epochs of 75,600 target tokens, which")
-    assert output.count("warning") == 2
+    assert len([line for line in lines if line.startswith("warning")]) == 2
 
 
 @pytest.mark.parametrize(
@@ -203,15 +195,9 @@ def test_training_begins_with_its_epochs_and_the_warnings(
     ],
 )
 def test_training_begins_with_the_choice_of_compilation(
-    toy_data: DataFolder, tmp_path: Path, device: str, given: str, compilation: tuple[bool, str], said: str
+    toy_data: DataFolder, device: str, given: str, compilation: tuple[bool, str], said: str
 ) -> None:
-    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), compile=given)
-    data = open_training_data(config.corpora, config.batch, seed=1)
-    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device(device), compilation=compilation)
-    lines: list[str] = []
-    reporter: Any = SimpleNamespace(say=lines.append)
-    introduce(config, World(rank=0, local_rank=0, size=1, local_size=1), data, engine, reporter, [])
-    assert said in lines[0]
+    assert said in introduced(toy_data, 100, device=device, compilation=compilation, compile=given)[3]
 
 
 def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,12 @@ That all of it works together is tested with real engines, in tests/distributed.
 import inspect
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -191,16 +193,6 @@ def test_deepspeed_reads_norm_and_overflow_of_the_optimizer_of_stage_0() -> None
     assert (optimizer.overflow, optimizer._global_grad_norm) == (False, 0.0)
 
 
-def test_keys_of_zero_and_what_is_wrong_with_them() -> None:
-    keys = internals.zero_keys()
-    # One by its name, one by its older name.
-    assert {"stage", "reduce_bucket_size", "stage3_param_persistence_threshold"} <= keys
-    assert internals.zero_problem({"stage": 2, "reduce_bucket_size": 10}) is None
-    problem = internals.zero_problem({"stage": 9})
-    assert problem is not None
-    assert problem.startswith("stage: ")
-
-
 def test_gradients_of_bf16_parameters_add_up_in_fp32() -> None:
     """1 + 256 times 2^-8 is 2; in bf16, where 1 + 2^-8 is 1 again, it would stay 1."""
     parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
@@ -253,3 +245,49 @@ def test_a_start_prepares_no_compiler_and_no_pandas(toy_data: DataFolder) -> Non
     # In a new interpreter: forks of this one have both.
     command = [sys.executable, "-c", program, str(toy_data.path)]
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()[-1] == "[]"
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from torch.utils import cpp_extension
+from dist_transformer.training.engine.internals import builds_survive_kills
+
+folder = Path(sys.argv[1])
+(folder / "one.cpp").write_text('extern "C" int one() { return 1; }')
+(folder / "lock").touch()  # as a killed build leaves it
+usual = getattr(cpp_extension, "FileBaton", None)  # newer versions of PyTorch have none
+with builds_survive_kills():
+    cpp_extension.load("one", [str(folder / "one.cpp")], build_directory=str(folder), is_python_module=False)
+assert getattr(cpp_extension, "FileBaton", None) is usual
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_the_lock_file_of_a_killed_build_stops_no_other(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)], timeout=300, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one.so").exists()
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    """The kernel ends it with its process."""
+    first = internals.KernelLock(str(tmp_path / "lock"))
+    assert first.try_acquire()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(internals.KernelLock(str(tmp_path / "lock")).try_acquire)
+        time.sleep(0.3)
+        assert not waiting.done()
+        first.release()
+        assert waiting.result(60)
+
+
+def test_a_pytorch_that_leaves_no_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.15 and later have no such file."""
+    monkeypatch.delattr(cpp_extension, "FileBaton", raising=False)
+    with internals.builds_survive_kills():
+        assert not hasattr(cpp_extension, "FileBaton")
+    assert not hasattr(cpp_extension, "FileBaton")

@@ -95,30 +95,26 @@ def test_what_was_measured_must_fit_into_the_time_that_is_left(monkeypatch: pyte
     assert outcome(preemption) == "the time limit is near"
 
 
-def test_votes_are_a_second_apart_also_when_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 0.1 s, then of 10 s: the interval doubles up to ten steps, and is one step again after the next vote."""
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        # Steps of 0.1 s, then of 10 s: the interval doubles up to ten steps, and is one step again after the next vote.
+        ([0.1] * 29 + [10.0] * 10, [1, 3, 7, 15, 25, 35, 36, 37, 38, 39]),
+        # A run of quick steps, which may become slow at any time, still stops after 20 of them.
+        ([0.001] * 79, [1, 3, 7, 15, 31, 51, 71]),
+    ],
+)
+def test_votes_are_a_second_apart_and_at_most_20_steps(
+    seconds: list[float], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     preemption, watchdog = preemption_of_one()
     voted, watchdog.signals.received = [], signal.SIGTERM
-    for step in range(1, 40):
+    for step, took in enumerate(seconds, 1):
         preemption.begin(is_writing=step < 10)
-        clock[0] += 0.1 if step < 30 else 10.0
+        clock[0] += took
         if preemption.outcome() is not None:
             voted.append(step)
         assert preemption.all_written == (step in voted and step >= 10)
-    assert voted == [1, 3, 7, 15, 25, 35, 36, 37, 38, 39]
-
-
-def test_votes_are_20_steps_apart_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of quick steps, which may become slow at any time, still stops after 20 of them."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    preemption, watchdog = preemption_of_one()
-    voted, watchdog.signals.received = [], signal.SIGTERM
-    for step in range(1, 80):
-        preemption.begin()
-        clock[0] += 0.001
-        if preemption.outcome() is not None:
-            voted.append(step)
-    assert voted == [1, 3, 7, 15, 31, 51, 71]
+    assert voted == expected

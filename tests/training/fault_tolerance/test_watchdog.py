@@ -253,26 +253,20 @@ def test_the_record_of_nccl_is_named_where_a_hang_ends_a_run(
 
 ASK = """
 from dist_transformer.training.fault_tolerance.launcher_watch import LauncherWatch
-print(len(LauncherWatch()._parents))
+watch = LauncherWatch()
+print(len(watch._parents), watch.gone())
 """
 
 
-def test_launchers_are_told_from_other_parents(tmp_path: Path) -> None:
-    """A shell or pytest above a rank may end; `torchrun` may not."""
+@pytest.mark.parametrize("name", ["torchrun", "deepspeed.launcher.launch"])
+def test_launchers_are_told_from_other_parents(name: str, tmp_path: Path) -> None:
+    """A shell or pytest above a rank, or above a launcher, may end; `torchrun` may not."""
     assert LauncherWatch()._parents == []
-    launcher = tmp_path / "torchrun"
+    launcher = tmp_path / name
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {ASK!r}], check=True)\n")
     found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout == "1\n"
+    assert found.stdout == "1 None\n"
     assert LauncherWatch().gone() is None
-
-
-def test_a_launcher_that_ended_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = LauncherWatch()
-    watch._parents = [(os.getpid(), os.getppid())]
-    assert watch.gone() is None
-    watch._parents = [(os.getpid(), 999_999_999)]
-    assert watch.gone() == "its launcher, process 999999999,"
 
 
 ORPHAN = f"""
@@ -280,7 +274,7 @@ import os, subprocess, sys, time
 
 while os.getppid() != 1:
     time.sleep(0.01)
-subprocess.run([sys.executable, "-c", {ASK.replace("len(", "(").replace("._parents", ".gone()")!r}], check=True)
+subprocess.run([sys.executable, "-c", {ASK!r}], check=True)
 """
 
 
@@ -295,12 +289,4 @@ def test_a_launcher_killed_before_its_ranks_began_is_noticed(
     found = subprocess.run(
         [sys.executable, "-c", outer, *arguments], capture_output=True, text=True, check=True, timeout=120
     ).stdout
-    assert found.startswith("the launcher of process ") if is_gone else found == "None\n"
-
-
-def test_a_launcher_with_a_living_parent_is_not_an_orphan(tmp_path: Path) -> None:
-    """A shell or a script of the user started this launcher."""
-    launcher = tmp_path / "deepspeed.launcher.launch"
-    launcher.write_text(ORPHAN.replace("while os.getppid() != 1", "while os.getppid() == 1"))
-    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout == "None\n"
+    assert (" the launcher of process " in found) if is_gone else found.endswith(" None\n")
