@@ -26,6 +26,7 @@ from dist_transformer.training.assembly import assemble
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.introduction import (
     cautions,
+    introduce,
     note_on_nodes,
     planned_epochs,
     rate_cautions,
