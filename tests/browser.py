@@ -27,7 +27,7 @@ class Browser:
             f"--window-size={width},1600",
         ]
         command = [self.program, *settings, *options, address]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Commands:
     def close(self) -> None:
         assert self.server.stdin is not None
         self.server.stdin.close()
-        self.server.wait(timeout=60)
+        self.server.wait(timeout=600)
         self.answers.close()
 
     def run(
@@ -167,7 +167,7 @@ class Begun:
         self.wait(timeout)
         return self.written(), self.errors.read_text(errors="replace") if self.errors else ""
 
-    def first_line(self, timeout: float = 120) -> str:
+    def first_line(self, timeout: float = 600) -> str:
         """Wait for a line of its output, or its end."""
         deadline = time.monotonic() + timeout
         while "\n" not in (text := self.written()) and self.poll() is None:

@@ -32,7 +32,7 @@ LIBRARIES = (
     "torch.utils.tensorboard.summary",
     "dist_transformer.averaging.sweep",
     "dist_transformer.data.prepare.pipeline",
-    "dist_transformer.preflight.preflight",
+    "dist_transformer.preflight.job",
     "dist_transformer.reporting.html.page",
     "dist_transformer.training.assembly",
     "dist_transformer.preflight.dry_run",

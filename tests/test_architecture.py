@@ -59,7 +59,7 @@ def test_nothing_is_pickled() -> None:
 
 # They try what a folder lets them do, open /dev/null, or make links for processes in a folder of their own.
 WRITERS = {f"dist_transformer.{name}" for name in ("base.files", "base.locks", "base.streams")}
-WRITERS |= {"dist_transformer.preflight.probes", "dist_transformer.runtime.processes"}
+WRITERS |= {"dist_transformer.preflight.job", "dist_transformer.runtime.processes"}
 WRITING = re.compile(
     r"\.(write_text|write_bytes|touch|rename|symlink_to|hardlink_to)\(|\bopen\(.*[\"'][wax]b?[\"']"
     r"|\bos\.open\(|shutil\.(copy|move)|\b(save_file|open_memmap)\("
@@ -143,7 +143,7 @@ def test_importing_does_nothing_else(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {

@@ -248,7 +248,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
@@ -256,7 +256,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
     (example,) = fenced(README, "python")
     python = [sys.executable, "-c", example]
     done = subprocess.run(
-        python, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        python, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for name in ("test.hyp.de", "web.de", "web.sampled.de", "test.best.jsonl"):

@@ -47,10 +47,10 @@ def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None
     """The clone's folder is no package, but it looks like one: it has the name, and `data/` as the package has."""
     clone, python = clone_and_environment(tmp_path)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "-e", clone], check=True, cwd=tmp_path, timeout=120)
+    subprocess.run([*pip, "--no-build-isolation", "-e", clone], check=True, cwd=tmp_path, timeout=600)
     program = "import dist_transformer.data.vocabulary.tokenizer as module; print(module.__file__)"
     done = subprocess.run(
-        [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+        [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(clone / NAME / "data" / "vocabulary" / "tokenizer.py")
@@ -60,7 +60,7 @@ def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path: Path) -> None
 def test_wheel_and_source_hold_every_file_of_the_package(tmp_path: Path) -> None:
     """Also those that are no Python: templates, and the page of `serve`."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", tmp_path]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=600)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith(f"{NAME}/")}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dist_transformer.training.engine.engine import Engine
 
 from benchmarks.measure import (
     Measured,
@@ -40,6 +39,7 @@ from dist_transformer.data.loading.loader import TrainingData, open_training_dat
 from dist_transformer.model.transformer import Transformer, training_flops
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
+from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.ds_config import load_ds_config
 
 LABELS = {

@@ -5,10 +5,10 @@ srun dist-transformer doctor --run-dir runs/mine --data data/mine
 
 It runs in one process or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training
 will have. It checks versions, code, GPUs, their speed and the CPUs close to them, memory, open files, disks, network,
-NCCL's settings and the network that NCCL uses, InfiniBand, clocks, whether the run folder is shared and its locks work,
-the data, and the sums of an all-reduce and its speed compared with the nominal rate of the ports. It prints one table
-and a remedy for each problem. The exit status is 1 if something would stop training. It leaves nothing on disk. No
-check waits longer than --timeout; ranks that are missing or stuck are named.
+NCCL's settings and the network that NCCL uses, InfiniBand, whether the run folder is shared and its locks work, the
+data, and the sums of an all-reduce and its speed compared with the nominal rate of the ports. It prints one table and a
+remedy for each problem. The exit status is 1 if something would stop training. It leaves nothing on disk. No check
+waits longer than --timeout; ranks that are missing or stuck are named.
 """
 
 import time
@@ -29,12 +29,12 @@ def main() -> None:
     settings = parse(PreflightSettings, Page(text=__doc__))
     claim_folder(settings.cache_dir, "--cache-dir", (settings.run_dir, *settings.data))
 
-    from dist_transformer.preflight.preflight import preflight
+    from dist_transformer.preflight.job import check_job
 
     world = read_world()
     try:
         with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
-            checks = preflight(world, settings, progress=bar.set_description_str)
+            checks = check_job(world, settings, progress=bar.set_description_str)
         if world.is_main:
             say(check_table(checks))
         if names := ", ".join(failed(checks)):

@@ -1,28 +1,26 @@
 """Facts that one rank gathers about its node: versions, GPUs, memory, disks, network names.
 
-Gathering does not judge; `checks` judges the facts of all ranks.
+Gathering does not judge; `node_checks` and `network_checks` judge the facts of all ranks.
 """
 
 import os
-import platform
 import re
 import shutil
 import socket
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from dist_transformer.preflight.nccl import NcclFacts, look_at_nccl
+from dist_transformer.preflight import nccl
 from dist_transformer.runtime.device import cpus_beside, load_of_machine
 from dist_transformer.runtime.rendezvous import raise_open_files
-from dist_transformer.runtime.versions import hash_of_code
+from dist_transformer.runtime.versions import hash_of_code, versions
 from dist_transformer.runtime.world import World
 
-PACKAGES = ("torch", "deepspeed", "dist_transformer")
 RUN_FOLDER, TEMPORARY_FOLDER, CACHE, SHARED_MEMORY = "run folder", "temporary folder", "cache", "/dev/shm"
 
 
@@ -36,7 +34,7 @@ class Gpu:
     used_bytes: int
     """Memory in use by all processes, including this one's CUDA context."""
     has_bf16: bool
-    cpus_beside: int | None = None
+    near_cpus: int | None = None
     """Number of CPUs close to the GPU that this process may use; None if they are not known."""
     problem: str | None = None
     """Reason why it cannot compute."""
@@ -118,19 +116,25 @@ class Facts:
     """Limit of open files per process, raised as far as it may be."""
     volumes: dict[str, Volume] = field(default_factory=dict)
     interfaces: tuple[str, ...] = ()
-    nccl: NcclFacts = field(default_factory=NcclFacts)
+    nccl_settings: tuple[str, ...] = ()
+    """Variables of NCCL and gloo as `NAME=VALUE`, sorted."""
+    ports: tuple[nccl.Port, ...] = ()
+    links: tuple[nccl.Port, ...] = ()
+    """Ethernet links of physical cards that are up."""
+    loads_verbs: bool = True
+    """Whether the library through which NCCL uses these ports can be loaded."""
+    locked_bytes: int | None = None
+    """Bytes of memory that this process may lock; None: no limit."""
     master: str = ""
     """Value of MASTER_ADDR."""
     master_addresses: tuple[str, ...] = ()
-    clock_offset: float | None = None
-    """Seconds ahead of rank 0, measured by one rank per node."""
     shared: SharedFolder | None = None
     data: tuple[DataFacts, ...] = ()
     reductions: tuple[Reduction, ...] = ()
 
 
 def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Facts:
-    """Gather the facts that need no other rank. Ranks measure `clock_offset` and the fields after it together."""
+    """Gather the facts that need no other rank. Ranks measure `shared` and the fields after it together."""
     master = os.environ.get("MASTER_ADDR", "") if world.size > 1 else ""
     folders = {
         TEMPORARY_FOLDER: Path(tempfile.gettempdir()),
@@ -156,19 +160,19 @@ def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Fac
         open_files=raise_open_files(),
         volumes={name: look_at(path) for name, path in folders.items()},
         interfaces=tuple(name for _, name in socket.if_nameindex()),
-        nccl=look_at_nccl(),
+        nccl_settings=nccl.find_settings(),
+        ports=nccl.find_ports(),
+        links=nccl.find_links(),
+        loads_verbs=nccl.loads_verbs(),
+        locked_bytes=nccl.locked_bytes(),
         master=master,
         master_addresses=_addresses(master) if master else (),
     )
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    known = versions()
+    found = {name: known[name] or "not installed" for name in ("python", "torch", "deepspeed", "dist_transformer")}
     if torch.cuda.is_available():
         found["cuda"] = torch.version.cuda or "none"
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -176,12 +180,10 @@ def _versions() -> dict[str, str]:
 
 
 def _driver() -> str:
-    try:
-        line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(r"\b\d{3}(\.\d+)+\b", line)
-    return found[0] if found else ""
+    with suppress(OSError):
+        if found := re.search(r"\b\d{3}(\.\d+)+\b", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
+            return found[0]
+    return ""
 
 
 def _gpu(local_rank: int) -> Gpu | None:
@@ -209,7 +211,7 @@ def _gpu(local_rank: int) -> Gpu | None:
         total_bytes=properties.total_memory,
         used_bytes=used,
         has_bf16=properties.major >= 8,
-        cpus_beside=len(near & os.sched_getaffinity(0)) if near else None,
+        near_cpus=len(near & os.sched_getaffinity(0)) if near else None,
         problem=problem,
         tflops=tflops,
     )
@@ -250,27 +252,21 @@ def _available_memory() -> int:
 def _control_group_memory() -> list[tuple[int, int]]:
     """Return (limit, used) in bytes for this process' control group and its parents."""
     found = []
-    try:
+    with suppress(OSError):
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         path = next((line.partition("::")[2] for line in groups if line.startswith("0::")), "/")
         for folder in (Path(path), *Path(path).parents):
             place = Path("/sys/fs/cgroup") / str(folder).lstrip("/")
-            try:
+            with suppress(OSError):
                 limit, used = ((place / name).read_text().strip() for name in ("memory.max", "memory.current"))
-            except OSError:
-                continue
-            if limit != "max":
-                found.append((int(limit), int(used)))
-    except (OSError, ValueError):
-        return []
+                if limit != "max":
+                    found.append((int(limit), int(used)))
     return found
 
 
 def look_at(path: Path) -> Volume:
     """Find the free bytes of a folder, or of its nearest existing parent, and try to write a file there."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = existing(path)
     try:
         if not place.is_dir():
             return Volume(path=str(path), problem=f"{place} is a file, not a folder")
@@ -282,8 +278,12 @@ def look_at(path: Path) -> Volume:
         return Volume(path=str(path), problem=f"{place} cannot be written ({error.strerror or error})")
 
 
+def existing(path: Path) -> Path:
+    """Return a path, or its nearest parent that exists."""
+    return next((place for place in (path, *path.parents) if place.exists()), path)
+
+
 def _addresses(host: str) -> tuple[str, ...]:
-    try:
+    with suppress(OSError):
         return tuple(sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)}))
-    except OSError:
-        return ()
+    return ()

@@ -31,49 +31,36 @@ class Port:
         return float(self.rate.split()[0]) / 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NcclFacts:
-    """NCCL's environment on one rank."""
-
-    settings: tuple[str, ...] = ()
-    """Variables of NCCL and gloo as `NAME=VALUE`, sorted."""
-    ports: tuple[Port, ...] = ()
-    links: tuple[Port, ...] = ()
-    """Ethernet links of physical cards that are up."""
-    loads_verbs: bool = True
-    """Whether the library through which NCCL uses these ports can be loaded."""
-    locked_bytes: int | None = None
-    """Bytes of memory that this process may lock; None: no limit."""
+def find_settings() -> tuple[str, ...]:
+    """List the variables of NCCL and gloo as `NAME=VALUE`, sorted."""
+    return tuple(sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))))
 
 
-def look_at_nccl() -> NcclFacts:
-    """Read NCCL's environment."""
+def locked_bytes() -> int | None:
+    """Return the bytes of memory that this process may lock; None: no limit."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))]
-    return NcclFacts(
-        settings=tuple(sorted(settings)),
-        ports=find_ports(),
-        links=find_links(),
-        loads_verbs=_loads("libibverbs.so.1"),
-        locked_bytes=None if limit == resource.RLIM_INFINITY else limit,
-    )
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def loads_verbs() -> bool:
+    """Decide whether the library through which NCCL uses InfiniBand can be loaded."""
+    with suppress(OSError):
+        ctypes.CDLL("libibverbs.so.1")
+        return True
+    return False
 
 
 def find_ports(folder: Path = _INFINIBAND) -> tuple[Port, ...]:
     """List the ports of all devices, by name."""
     found = []
     for port in sorted(folder.glob("*/ports/*")):
-        try:
+        with suppress(OSError):
             # `4: ACTIVE`
-            state = (port / "state").read_text(encoding="ascii")
-            rate = (port / "rate").read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if not re.match(r"\d", rate):
-            continue
-        is_efa = (port.parents[1] / "device" / "driver").resolve().name == "efa"
-        name = f"{port.parts[-3]}:{port.name}"
-        found.append(Port(name=name, is_active="ACTIVE" in state, rate=rate, is_efa=is_efa))
+            state, rate = ((port / name).read_text(encoding="ascii").strip() for name in ("state", "rate"))
+            is_efa = (port.parents[1] / "device" / "driver").resolve().name == "efa"
+            if rate[:1].isdigit():
+                name = f"{port.parts[-3]}:{port.name}"
+                found.append(Port(name=name, is_active="ACTIVE" in state, rate=rate, is_efa=is_efa))
     return tuple(found)
 
 
@@ -110,11 +97,3 @@ def network_in(messages: str) -> str:
     """Return the network that NCCL's messages name; "" if they name none."""
     found = re.search(r"Using network (\S+)", messages)
     return found[1] if found else ""
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True

@@ -302,11 +302,11 @@ def call_and_end(program: str, run_dir: Path, number: signal.Signals) -> tuple[s
     before = metrics.stat().st_size if metrics.exists() else 0
     await_(lambda: metrics.exists() and metrics.stat().st_size > before)
     caller.send_signal(number)
-    return caller.communicate(timeout=120)
+    return caller.communicate(timeout=600)
 
 
 def await_(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)

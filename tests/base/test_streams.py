@@ -37,7 +37,7 @@ def run(program: str, arguments: str, redirected: str) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     return done.returncode, done.stdout
 
@@ -91,7 +91,7 @@ print("fourth")
 """
     with (tmp_path / "log").open("w") as log:
         done = subprocess.run(
-            [sys.executable, "-c", program], stdout=log, stderr=subprocess.PIPE, text=True, check=True, timeout=120
+            [sys.executable, "-c", program], stdout=log, stderr=subprocess.PIPE, text=True, check=True, timeout=600
         )
     assert (tmp_path / "log").read_text() == "first\nfourth\n"
     assert done.stderr == "stdout cannot be written (File too large): the run continues\n"

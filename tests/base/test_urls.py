@@ -76,6 +76,6 @@ def test_messages_of_libraries_are_shown_without(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("part", ["a", "a://", "?", "/", "a:b@", "a://b?c ", "/a?b=", ")", "a.-+"])
 def test_a_long_text_takes_no_long_time(part: str) -> None:
     """A pattern that looks at each part from each other one takes hours."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     without_secrets(f"/{part * (10**6 // len(part))}")
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 60

@@ -188,7 +188,7 @@ def test_ctrl_c_saves_and_shows_no_traceback(toy_data: DataFolder, tmp_path: Pat
         os.chdir(ROOT)
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.execv(words[0], words)
-    metrics, deadline, output, asked = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 300, b"", False
+    metrics, deadline, output, asked = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 600, b"", False
     while time.monotonic() < deadline:
         if not asked and metrics.exists() and metrics.stat().st_size > 0:
             os.write(terminal, b"\x03")
@@ -220,7 +220,7 @@ def test_a_closed_terminal_saves(toy_data: DataFolder, tmp_path: Path) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         allow_interrupts()
         os.execv(sys.executable, [*map(str, train), "--processes", "2"])
-    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 300
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 600
     while not (metrics.exists() and metrics.stat().st_size > 0):
         assert time.monotonic() < deadline
         os.read(terminal, 4096)

@@ -19,7 +19,7 @@ NEW_SHELL = "/usr/local/bin:/usr/bin:/bin"
 def in_new_shell(*lines: str) -> str:
     """Return the output of a shell that knows nothing of an environment and was opened in another folder."""
     shell = ["env", "-i", f"PATH={NEW_SHELL}", "bash", "--noprofile", "--norc", "-e", "-c", "\n".join(lines)]
-    done = subprocess.run(shell, cwd="/", capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(shell, cwd="/", capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -40,7 +40,7 @@ def check_next_commands(output: str, run_dir: Path) -> None:
 def end_while_it_trains(demo: Sequence[object], run_dir: Path) -> None:
     """SIGTERM to the demo alone also ends the training that it started."""
     with psutil.Popen([str(word) for word in demo], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while not (run_dir / "metrics.jsonl").exists():
             assert process.poll() is None
             assert time.monotonic() < deadline
@@ -48,7 +48,7 @@ def end_while_it_trains(demo: Sequence[object], run_dir: Path) -> None:
         family = process.children(recursive=True)
         process.terminate()
     assert len(family) >= 3  # train and its ranks
-    _, alive = psutil.wait_procs(family, timeout=120)
+    _, alive = psutil.wait_procs(family, timeout=600)
     assert alive == []
 
 

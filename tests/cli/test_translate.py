@@ -110,7 +110,7 @@ def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lin
                 screen = read_until(terminal, "en-de> ")
                 assert screen.startswith("note: 1 line of more than 154 tokens") == (line == lines[2])
             os.write(terminal, b"\x04")
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=600) == 0
             assert process.stdout.read() == b""
             assert os.read(terminal, 100) == b"\r\n"
         finally:

@@ -18,7 +18,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(os.environ["DIST"])
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-d", folder]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=600)
     return folder
 
 

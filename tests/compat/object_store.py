@@ -102,7 +102,7 @@ class ObjectStore:
     def ask_server(
         self, method: str, path: str, headers: dict[str, str], content: bytes = b""
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=600)
         try:
             connection.request(method, path, content or None, headers)
             response = connection.getresponse()
@@ -111,7 +111,7 @@ class ObjectStore:
             connection.close()
 
     def start(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while True:
             try:
                 self.put(f"/{_BUCKET}", b"")

@@ -56,7 +56,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("a root of its own needs root's rights and Debian's debootstrap")
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
-        subprocess.run(["apt-get", "install", "-y", "-qq", "debootstrap"], check=True, capture_output=True, timeout=300)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "debootstrap"], check=True, capture_output=True, timeout=600)
     folder = tmp_path_factory.mktemp("container")
     make_repository(folder / "checkout")
     # The build for CUDA would run here, too, and takes 5 GB.

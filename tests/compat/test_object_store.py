@@ -71,7 +71,7 @@ def train(
             **(store.environment if store else {}),
             "FSSPEC_S3": PATIENCE,
         },
-        timeout=300,
+        timeout=600,
         check=False,
         text=True,
         stdout=subprocess.PIPE,

@@ -59,7 +59,7 @@ def train(programs: Path, folder: Path, data: Path, steps: int) -> None:
         [str(word) for word in words],
         cwd=folder,
         env=environment | {"OMP_NUM_THREADS": "1"},
-        timeout=300,
+        timeout=600,
         check=False,
         text=True,
         capture_output=True,

@@ -1,7 +1,6 @@
 """`doctor` as a job starts it: two ranks that agree, two that do not, one that is missing, one that is stuck."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +58,7 @@ def start_ranks(
                 **{**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": f"{folder}:{ROOT}"},
             )
         )
-    done = [rank.communicate(timeout=180) for rank in started]
+    done = [rank.communicate(timeout=600) for rank in started]
     return [(rank.wait(), *texts) for rank, texts in zip(started, done, strict=True)]
 
 
@@ -84,15 +83,12 @@ def test_two_ranks_that_agree_are_fit(toy_data: DataFolder, tmp_path: Path) -> N
 
 
 def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Path) -> None:
-    """Each rank in a folder of its own: another data folder, another run folder, none with so much room,
-    and clocks that differ."""
+    """Each rank in a folder of its own: another data folder, another run folder, none with so much room."""
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         shutil.copytree(toy_data.path, folder / "data")
     index = json.loads((folders[1] / "data" / "index.json").read_text())
     (folders[1] / "data" / "index.json").write_text(json.dumps({**index, "corpus": "another"}))
-    # Python reads this at its start.
-    (folders[1] / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 7\n")
     names = ["n1", "n2"] if can_name_hosts() else []
     found = start_ranks(folders, "--data", "data", "--run-dir", "run", "--run-gib", 1e9, names=names)
     assert [status for status, *_ in found] == [1, 1]
@@ -108,9 +104,6 @@ def test_what_two_ranks_do_not_share_is_named(toy_data: DataFolder, tmp_path: Pa
     assert found[1][1] == ""
     if names:
         assert "2 on 2 nodes: n1 (0), n2 (1)" in output
-        assert states(output)["clocks"] == "WARN"
-        (apart,) = re.findall(r"at most (\S+) s apart \(n2 and n1\)", output)
-        assert float(apart) == pytest.approx(7, abs=0.5)
         assert "rank 0 does not share files with rank 1 on n2" in output
     assert [[path.name for path in folder.glob("[!_s]*")] for folder in folders] == [["data"], ["data"]]
 

@@ -53,7 +53,7 @@ def results(run: Path, disk: Path | None, watched: dict[str, str | None]) -> RES
                 name = pointer.read_text()
                 watched[name] = watched.get(name) or checkpoint_problem(pointer.with_name(name.strip()))
             time.sleep(0.002)
-        assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=600) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()

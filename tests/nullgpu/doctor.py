@@ -3,14 +3,14 @@
 import json
 
 from dist_transformer.base.errors import exit_on_user_error
-from dist_transformer.preflight.preflight import preflight
+from dist_transformer.preflight.job import check_job
 from dist_transformer.preflight.settings import PreflightSettings
 from dist_transformer.runtime.world import read_world
 
 
 def main() -> None:
     world = read_world()
-    checks = preflight(world, PreflightSettings())
+    checks = check_job(world, PreflightSettings())
     if world.is_main:
         print(json.dumps([{"name": check.name, "found": check.found, "state": check.state} for check in checks]))
 

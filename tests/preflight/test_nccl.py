@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_transformer.preflight.nccl import Port, find_links, find_ports, look_at_nccl, network_in
+from dist_transformer.preflight.nccl import Port, find_links, find_ports, find_settings, locked_bytes, network_in
 
 
 def test_ports_as_the_kernel_shows_them(tmp_path: Path) -> None:
@@ -49,15 +49,15 @@ def test_the_network_is_the_one_that_nccl_states() -> None:
 def test_variables_of_nccl_and_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("NCCL_IB_HCA", "=mlx5_0:1"), ("GLOO_SOCKET_IFNAME", "ib0"), ("NOT_NCCL_", "x")):
         monkeypatch.setenv(name, value)
-    assert {"GLOO_SOCKET_IFNAME=ib0", "NCCL_IB_HCA==mlx5_0:1"} == set(look_at_nccl().settings)
+    assert {"GLOO_SOCKET_IFNAME=ib0", "NCCL_IB_HCA==mlx5_0:1"} == set(find_settings())
 
 
 def test_the_limit_of_locked_memory_is_that_of_the_process() -> None:
     program = (
-        "import resource; from dist_transformer.preflight.nccl import look_at_nccl; "
-        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)); print(look_at_nccl().locked_bytes)"
+        "import resource; from dist_transformer.preflight.nccl import locked_bytes; "
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)); print(locked_bytes())"
     )
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    assert look_at_nccl().locked_bytes == (None if limit == resource.RLIM_INFINITY else limit)
+    assert locked_bytes() == (None if limit == resource.RLIM_INFINITY else limit)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "65536\n"

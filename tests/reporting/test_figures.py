@@ -214,5 +214,5 @@ pictures.as_png(pictures.position_picture(pictures.np.eye(2)))
 assert "matplotlib.pyplot" not in sys.modules
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -51,7 +51,7 @@ def board(tmp_path: Path) -> Iterator[str]:
         server = subprocess.Popen([str(word) for word in (*command, *options)], stdout=log, stderr=log)
     try:
         address = f"http://localhost:{port}/"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not _answers(address):
             assert server.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, "TensorBoard did not answer in two minutes"
@@ -63,14 +63,14 @@ def board(tmp_path: Path) -> Iterator[str]:
 
 
 def fetch(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=600) as answer:
         return answer.read().decode()
 
 
 def post(address: str, values: dict[str, Any]) -> Any:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(address, json.dumps(values).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.loads(answer.read())
 
 

@@ -286,7 +286,7 @@ def test_two_real_ranks_find_each_other(launcher: list[str]) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     ranks = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda seen: seen["rank"])

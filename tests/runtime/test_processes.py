@@ -140,7 +140,7 @@ def test_signals_are_passed_on_and_the_status_is_that_of_the_ranks(number: int, 
     launch.process.stdin.flush()
     launch.pids()
     launch.process.send_signal(number)
-    output, _ = launch.process.communicate(timeout=60)
+    output, _ = launch.process.communicate(timeout=600)
     assert launch.process.returncode == status
     assert launch.signals() == [number, number]
     assert sorted(output.splitlines()) == ["rank 0 from the input", "rank 1 "]
@@ -164,7 +164,7 @@ def test_when_a_rank_fails_the_others_are_ended(
     first = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if status == 4 else ""
     waits = "while not all((folder / f'pid-{i}').exists() for i in '01'): time.sleep(0.05)\ntime.sleep(0.2)\n"
     launch = Launch(tmp_path, waits + program, first=first)
-    launch.process.communicate("\n", timeout=60)
+    launch.process.communicate("\n", timeout=600)
     assert launch.process.returncode == status
     assert launch.signals() == signals
     assert not any(Path(f"/proc/{(tmp_path / f'pid-{rank}').read_text()}").exists() for rank in range(2))

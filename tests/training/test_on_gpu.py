@@ -26,7 +26,7 @@ def run(*words: object) -> str:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout

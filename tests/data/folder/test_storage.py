@@ -78,7 +78,7 @@ def test_shards_are_fetched_ahead(remote: MemoryFileSystem, tmp_path: Path) -> N
     folder = open_remote(tmp_path)
     folder.train.fetch_ahead([2, 3])
     fetcher = folder.train.files._fetcher  # type: ignore[attr-defined]
-    fetcher.join(timeout=20)
+    fetcher.join(timeout=600)
     assert cached(folder) == ["train-00002.arrow", "train-00003.arrow"]
 
 
@@ -193,6 +193,6 @@ print(sum(folder.train.tokens(np.arange(folder.train.info.pairs))[2].tolist()))
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(4)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert outputs == [f"{sum(all_tokens(toy_data)[2])}\n"] * 4
     assert not list((tmp_path / "cache").rglob("*.partial"))

@@ -39,7 +39,7 @@ def start(ranks: int, data: Path, nodes: int, steps: int) -> list[Begun]:
 
 def ends(processes: Sequence[Begun]) -> list[dict[str, Any]]:
     """The last line of each process."""
-    return [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in processes]
+    return [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in processes]
 
 
 def run(ranks: int, data: Path, nodes: int = 1) -> list[dict[str, Any]]:

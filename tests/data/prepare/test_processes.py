@@ -58,12 +58,12 @@ def start(command: list[str], launcher: Sequence[str] = ()) -> Begun | subproces
 
 
 def finish(process: Begun | subprocess.Popen[str]) -> tuple[int | None, str, str]:
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     return process.returncode, output, errors
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)

@@ -264,7 +264,7 @@ def test_launchers_are_told_from_other_parents(name: str, tmp_path: Path) -> Non
     assert LauncherWatch()._parents == []
     launcher = tmp_path / name
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {ASK!r}], check=True)\n")
-    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=120)
+    found = subprocess.run([sys.executable, str(launcher)], capture_output=True, text=True, check=True, timeout=600)
     assert found.stdout == "1 None\n"
     assert LauncherWatch().gone() is None
 
@@ -287,6 +287,6 @@ def test_a_launcher_killed_before_its_ranks_began_is_noticed(
     launcher.write_text(ORPHAN)
     outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-u', {str(launcher)!r}, *sys.argv[1:]])"
     found = subprocess.run(
-        [sys.executable, "-c", outer, *arguments], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", outer, *arguments], capture_output=True, text=True, check=True, timeout=600
     ).stdout
     assert (" the launcher of process " in found) if is_gone else found.endswith(" None\n")

@@ -1,0 +1,215 @@
+"""The check of a job: every rank gathers facts, some together with the others, and all facts are judged."""
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from dist_transformer.base.checks import Check
+from dist_transformer.base.errors import UserError
+from dist_transformer.base.messages import as_kind
+from dist_transformer.base.paths import refuse_secrets
+from dist_transformer.base.urls import is_url, without_secrets
+from dist_transformer.data.folder.format import INDEX_FILE, index_states
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder, existing, gather
+from dist_transformer.preflight.nccl import network_of_nccl
+from dist_transformer.preflight.node_checks import judge
+from dist_transformer.preflight.settings import PreflightSettings
+from dist_transformer.preflight.watch import Watch, joined
+from dist_transformer.runtime import distributed
+from dist_transformer.runtime.world import World
+
+# A network file system may show a new file to other nodes with a delay.
+_VISIBLE_WITHIN_SECONDS = 3.0
+_PAUSE_SECONDS = 0.05
+_ROUNDS = 5
+# MiB. 48: about the default gradient bucket, 50 MB in bf16. The small sizes show latency, 256 the size of a model.
+_REDUCED_MIB = {"gloo": (1, 16), "nccl": (1, 48, 256)}
+
+
+def check_job(
+    world: World, settings: PreflightSettings, *, progress: Callable[[str], None] = lambda _: None
+) -> list[Check]:
+    """Run the checks and return them on every rank. Collective: every rank must call it.
+
+    Raises:
+        UserError: the ranks did not find each other.
+    """
+    with joined(world, seconds=settings.timeout_seconds) as watch:
+        with watch.stage("node"):
+            own = gather(world, run_dir=settings.run_dir, cache_dir=settings.cache_dir)
+        with watch.stage("data folder"):
+            own = replace(own, data=tuple(map(_look_at_data, settings.data)))
+        with watch.stage("facts of all ranks"):
+            facts = _of_all_ranks(own)
+        if settings.verify_data:
+            own = replace(own, data=_verify_data(own, facts, watch, progress))
+        if world.size > 1:
+            if settings.run_dir is not None:
+                with watch.stage("run folder"):
+                    own = replace(own, shared=_try_shared_folder(world, settings.run_dir))
+            with watch.stage("all-reduce"):
+                uuids = {fact.gpu.uuid for fact in facts if fact.gpu is not None and fact.gpu.problem is None}
+                has_gpus = len(uuids) == world.size
+                device = torch.device("cuda", world.local_rank) if has_gpus else torch.device("cpu")
+                own = replace(own, reductions=_time_reductions(world, device))
+        with watch.stage("facts of all ranks"):
+            return judge(_of_all_ranks(own), run_gib=settings.run_gib)
+
+
+def _of_all_ranks(own: Facts) -> list[Facts]:
+    return as_kind(list[Facts], distributed.gather_objects(own))
+
+
+def _try_shared_folder(world: World, run_dir: Path) -> SharedFolder:
+    """Check that ranks see each other's files and locks in the run folder; remove all of them afterwards.
+
+    Rank 0 writes a token and holds a lock, and the others look for both. Then each writes a file, and rank 0 looks for
+    it. Collective: every rank must call it.
+    """
+    with contextlib.ExitStack() as stack:
+        # If rank 0 cannot make the folder, the others see nothing; `look_at` reports the reason.
+        folder = Path(distributed.broadcast_object(_make_token(stack, run_dir) if world.is_main else ""))
+        sees = bool(folder.name) and _appears(folder / "token", folder.name)
+        lock = "not tried"
+        if sees and not world.is_main:
+            lock = _try_lock(folder / "lock")
+            with contextlib.suppress(OSError):
+                (folder / f"rank-{world.rank}").write_text(folder.name)
+        distributed.barrier()
+        seen: list[bool] = []
+        if world.is_main:
+            lock, files = "held", [folder / f"rank-{rank}" for rank in range(1, world.size)]
+            seen = [True, *(sees and _appears(file, folder.name) for file in files)]
+        seen = distributed.broadcast_object(seen)
+    return SharedFolder(sees_rank_0=sees, seen_by_rank_0=seen[world.rank], lock=lock)
+
+
+def _make_token(stack: contextlib.ExitStack, run_dir: Path) -> str:
+    """Make a folder with token and lock, which `stack` removes. Return its path, or "" if it cannot be made."""
+    folder = existing(run_dir) / f".preflight-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        lock = stack.enter_context((folder / "lock").open("w"))
+        with contextlib.suppress(OSError):
+            # If the file system has no locks, the other ranks report it.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "token").write_text(folder.name)
+    except OSError:
+        return ""
+    return str(folder)
+
+
+def _appears(path: Path, content: str) -> bool:
+    deadline = time.monotonic() + _VISIBLE_WITHIN_SECONDS
+    while True:
+        with contextlib.suppress(OSError):
+            if path.read_text() == content:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _try_lock(path: Path) -> str:
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return "free"
+    except BlockingIOError:
+        return "held"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _look_at_data(place: str) -> DataFacts:
+    """Read the index of a data folder, and check the size of every file unless it is behind a URL."""
+    try:
+        if is_url(place):
+            refuse_secrets(place)
+            import fsspec
+
+            with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:
+                return DataFacts(place=place, index_sha256=hashlib.sha256(file.read()).hexdigest())
+        path = Path(place) / INDEX_FILE
+        content, status = path.read_bytes(), path.stat()
+        DataFolder.open(place).close()
+    except UserError as error:
+        return DataFacts(place=place, problem=str(error))
+    except Exception as error:  # every kind of store raises its own
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        return DataFacts(place=place, problem=f"{place}/{INDEX_FILE} cannot be read ({without_secrets(reason)})")
+    digest = hashlib.sha256(content).hexdigest()
+    identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+    return DataFacts(place=place, index_sha256=digest, identity=identity)
+
+
+def _verify_data(
+    own: Facts, facts: Sequence[Facts], watch: Watch, progress: Callable[[str], None]
+) -> tuple[DataFacts, ...]:
+    """Verify this rank's share of the files. Collective: every rank must call it.
+
+    All ranks divide the files of a shared folder; the ranks of a node divide the files of its own copy.
+    """
+    data, files = list(own.data), list[tuple[int, Path, str]]()
+    for number, found in enumerate(data):
+        if not found.problem and not is_url(found.place):
+            is_one = len({fact.data[number].identity for fact in facts}) == 1
+            team = [fact.rank for fact in facts if is_one or fact.host == own.host]
+            every = [(number, *file) for file in DataFolder.open(found.place).files()]
+            files += every[team.index(own.rank) :: len(team)]
+    # One file per stage, so that a disk that does not answer is noticed within the time limit of a stage.
+    for done in itertools.count(1):
+        with watch.stage("hashes of the data"):
+            for number, path, sha256 in files[done - 1 : done]:
+                found = data[number]
+                try:
+                    index_states(sha256).check(path)
+                    data[number] = replace(found, verified_files=found.verified_files + 1)
+                except UserError as error:
+                    data[number] = replace(found, problem=found.problem or str(error))
+            left = distributed.all_reduce_sum(torch.tensor(max(0, len(files) - done)))
+        progress(f"hashes of the data: {int(left):,} files left")
+        if not left:
+            break
+    return tuple(data)
+
+
+def _time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:
+    """Time all-reduces on `device` (CPU: gloo, GPU: NCCL): the median of a few. Collective: every rank must call it."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    total, reductions = world.size * (world.size + 1) / 2, list[Reduction]()
+    with network_of_nccl() as network:
+        group = dist.new_group(backend=backend)
+        for size in (mib * 2**20 for mib in _REDUCED_MIB[backend]):
+            times, exact, tensor = list[float](), True, torch.empty(size // 4, device=device)
+            for _ in range(1 + _ROUNDS):
+                tensor.fill_(world.rank + 1)
+                _synchronize(device)
+                dist.barrier()
+                started = time.perf_counter()
+                dist.all_reduce(tensor, group=group)
+                _synchronize(device)
+                times.append(time.perf_counter() - started)
+                exact = exact and bool((tensor == total).all())
+            # The first round establishes connections and is not counted.
+            seconds = median(times[1:])
+            reductions.append(Reduction(backend=backend, bytes=size, seconds=seconds, exact=exact, network=network()))
+    return tuple(reductions)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
