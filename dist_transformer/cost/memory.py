@@ -88,7 +88,7 @@ class ModelSizes:
     trained: int
     """Parameters that are not frozen."""
     matrices: int
-    """Those of them in the matrices of encoder and decoder."""
+    """Trained elements in the matrices of encoder and decoder."""
     persistent: int
     """Parameters in tensors that are small enough for ZeRO-3 to keep on every rank."""
     persistent_tensors: int

@@ -34,7 +34,7 @@ class Export:
     ours: list[str]
     """Beam search outputs of our model on these lines."""
     outputs: list[str]
-    """Those of the exported model."""
+    """Outputs of the exported model."""
 
     def bleu(self, outputs: Sequence[str]) -> Score | None:
         """Compute BLEU; None without references."""

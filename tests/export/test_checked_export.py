@@ -364,7 +364,7 @@ def test_a_signal_leaves_nothing(number: signal.Signals, make_settings: Make) ->
 
 
 def test_lines_that_ours_would_split_are_left_out(make_settings: Make) -> None:
-    """With fewer lines, the comparison is a caution."""
+    """A comparison of fewer lines is a caution."""
     settings = make_settings(to="ctranslate2", lines=22)
     lines = settings.source.read_text(encoding="utf-8").splitlines()
     lines[3], lines[5], lines[7] = "  ", "a " * 200, "\u200b\u00ad"
