@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-_OTHER = {".cpp", ".css", ".j2", ".js", ".toml", ".json", ".txt"}
+_OTHER = {".cpp", ".css", ".html", ".j2", ".js", ".json", ".toml", ".txt"}
 
 
 def code_lines(file: Path) -> int:
