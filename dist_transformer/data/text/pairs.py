@@ -192,7 +192,12 @@ class JsonlFile(FieldFile):
                 yield None if line is None else ("", "")
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_no_key_twice)
+            except KeyError as error:
+                raise UserError(
+                    f'{self.path} line {number} has the key "{error.args[0]}" twice in an object, so it is open which '
+                    "one is meant: fix the line"
+                ) from None
             except ValueError as error:
                 raise UserError(
                     f"{self.path} line {number} is not JSON ({error}): write one JSON object per line"
@@ -215,6 +220,14 @@ class JsonlFile(FieldFile):
         if not isinstance(text, str):
             raise UserError(f'{where} has {type(text).__name__} in field "{field}", not a string: fix the line')
         return one_line(text, where)
+
+
+def _no_key_twice(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(fields)
+    if len(row) < len(fields):
+        names = [name for name, _ in fields]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return row
 
 
 def find_field(row: Mapping[str, Any], field: str) -> list[str] | None:
