@@ -156,6 +156,8 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "optimizer.peak_lr", f"{why}, or use another --optimizer.schedule, such as inverse_sqrt"
     if schedule in ("inverse_sqrt", "cosine", "constant"):
         yield "optimizer.lr_scale", "it is a factor of the noam schedule: use --optimizer.peak-lr"
+    if config.optimizer.kind != "muon":
+        yield "optimizer.momentum", "it is that of Muon: pass --optimizer.kind muon too"
     if config.checkpoints.init_from is None:
         yield "init_vocabulary", "it sets how --init-from is read: pass that too"
     if has_one_folder:

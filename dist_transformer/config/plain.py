@@ -154,12 +154,21 @@ def value_of_json(
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Parse JSON in UTF-8.
+    """Parse JSON in UTF-8 that a person may have written.
 
     Raises:
-        ValueError: the content is something else.
+        ValueError: the content is something else, or repeats a name in one object.
     """
-    return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
+    return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the name {twice!r:.60} twice")
+    return values
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dist_transformer.cost.memory import SENTENCE_TOKENS, Memory, ZeroSettings, 
 from dist_transformer.cost.speed import NodeChoice, StepTime, choose_nodes, fill_gpus, predict_step
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.training.engine.ds_config import DEFAULT_ZERO
+from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, require_fitting
 
 # Fill without data: the share of the budgets that is text in packs of 1,024 tokens and more.
 _FILL = 0.99
@@ -162,13 +162,16 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
         work: workload of the data; measured if not given.
 
     Raises:
-        UserError: the GPU is unknown, there are more processes than packs in a step, or the data cannot be used.
+        UserError: the GPU is unknown, there are more processes than packs in a step, the data cannot be used, or the
+            DeepSpeed config does not fit the settings.
     """
     gpu = gpu_kind(cluster.gpu, config.arithmetic)
     work = work or look_at_work(config)
     config = dataclasses.replace(config, model=config.model.for_vocabularies(*work.vocab_sizes))
     config.batch.accumulation_steps(cluster.world_size)
+    require_fitting(ds_config, config)
     own, budget = ZeroSettings.from_ds_config(ds_config), work.source_budget
+    muon = config.optimizer.kind == "muon"
     step_time = best = None
     has_speed = gpu is not None and not own.offload_optimizer
     if has_speed:
@@ -178,7 +181,8 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
         config = fill_gpus(config, own, cluster, source_budget=budget)
     if has_speed:
         step_time = predict_step(config, own, cluster, source_budget=budget)
-    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in _stages(own, ds_config))
+    fitting = [zero for zero in _stages(own, ds_config) if not (muon and zero.offload_optimizer)]
+    stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in fitting)
     return RunPlan(
         config=config,
         cluster=cluster,

@@ -86,7 +86,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         ) from None
     try:
         # It allows the port of a server that has just ended.
-        listening = socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
+        takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listening = socket.create_server(address, family=family, dualstack_ipv6=takes_both)
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
         raise UserError(

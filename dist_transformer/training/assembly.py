@@ -33,7 +33,7 @@ from dist_transformer.runtime.device import (
 )
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.deepspeed_engine import Engine
-from dist_transformer.training.engine.ds_config import complete_ds_config, load_ds_config
+from dist_transformer.training.engine.ds_config import load_ds_config, require_fitting
 from dist_transformer.training.engine.measured_memory import state_bytes
 from dist_transformer.training.fault_tolerance.preemption import Preemption
 from dist_transformer.training.fault_tolerance.watchdog import Watchdog
@@ -60,6 +60,8 @@ class _Inputs:
     """One per direction; empty if the run is not validated."""
     cores: int | None
     """Fewest cores of a rank; None on GPUs."""
+    notes: list[str]
+    """Lines for the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +97,7 @@ def assemble(
     """
     watchdog, held = watchdog or Watchdog(world, {}), ExitStack()
     inputs = _read_inputs(config, world, device)
-    run = _open_run(inputs, world, device, held, quiet=quiet)
-    watchdog.publish_in(config.run_dir)
+    run = _open_run(inputs, world, device, watchdog, held, quiet=quiet)
     introduce(inputs.config, world, inputs.data, run.engine, run.reporter, run.notes)
     if world.is_main:
         _record_setting(inputs.config, inputs.described, world, run.engine, run.reporter)
@@ -115,13 +116,15 @@ def _read_inputs(config: TrainConfig, world: World, device: torch.device) -> _In
     described = describe_run(config, [folder.path for folder in data.folders], ds_config)
     # The settings are equal, but each node may have its own disk.
     require_agreement({"data_sha256": described["data_sha256"]})
+    # What it refuses is refused before anything is written.
+    require_fitting(ds_config, config)
+    # For other numbers of nodes, the packs are open.
+    note = note_on_nodes(config, ds_config, data.budgets.max_source_tokens, world, device)
     if config.batch.packs_per_micro_batch is None:
         # The ranks agree on the smallest choice.
         packs = _choose_packs(config, ds_config, data.budgets.max_source_tokens, world, device)
         batch = dataclasses.replace(config.batch, packs_per_micro_batch=min(distributed.gather_objects(packs)))
         config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
-    # What it refuses is refused before anything is written.
-    complete_ds_config(ds_config, config, world.size)
     validators = _make_validators(config, data)
     _check_lengths(config, data)
     cores = None
@@ -135,10 +138,13 @@ def _read_inputs(config: TrainConfig, world: World, device: torch.device) -> _In
         sharing=sharing,
         validators=validators,
         cores=cores,
+        notes=[note for note in (note, *(validator.note for validator in validators)) if note],
     )
 
 
-def _open_run(inputs: _Inputs, world: World, device: torch.device, held: ExitStack, *, quiet: bool) -> _Run:
+def _open_run(
+    inputs: _Inputs, world: World, device: torch.device, watchdog: Watchdog, held: ExitStack, *, quiet: bool
+) -> _Run:
     """Open the run folder, build the engine, and restore both. Collective: every rank must call it.
 
     Args:
@@ -148,6 +154,8 @@ def _open_run(inputs: _Inputs, world: World, device: torch.device, held: ExitSta
     origin, notes, fence = open_run(config, described, data.first, held, cores=inputs.cores)
     if described["threads"] is not None and not threads_are_given():
         torch.set_num_threads(described["threads"])
+    # From here on, the other ranks and the user see which rank fails or hangs.
+    watchdog.publish_in(config.run_dir)
     engine = Engine(_make_model(config, origin).to(device), config, inputs.ds_config, world_size=world.size)
     progress = _restore(engine, data, origin)
     ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain, fence=fence)
@@ -168,8 +176,7 @@ def _open_run(inputs: _Inputs, world: World, device: torch.device, held: ExitSta
         quiet=quiet,
         fence=fence,
     )
-    note = note_on_nodes(config, inputs.ds_config, data.budgets.max_source_tokens, world, device)
-    notes += [note for note in (note, *(validator.note for validator in inputs.validators)) if note]
+    notes += inputs.notes
     if isinstance(origin, CheckpointReader):
         notes += rate_cautions(config, origin)
     elif origin is not None:

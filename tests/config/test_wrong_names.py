@@ -39,7 +39,8 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequ
         ("train --source a --input b", "for --source and --input use --data with a folder that"),
         ("plan --job-hour 2", "--job-hour is not a flag here: did you mean --job-hours?"),
         ("verify --run a", "--run is not a flag here: use --run-dir"),
-        ("train --optimizer muon", "--optimizer is not a flag here: there is no optimizer other than Adam"),
+        ("train --optimizer muon", "--optimizer is not a flag here: use --optimizer.kind"),
+        ("train --adafactor", "--adafactor is not a flag here: there is no optimizer other than Adam and Muon"),
         (
             "train --lora-rank 8 --lr 1",
             "for --lora-rank there are no adapters such as LoRA, but a training with --freeze",

@@ -2,7 +2,6 @@
 
 import glob
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
+from dist_transformer.config.plain import parse_json
 from dist_transformer.data.text.lines import LONGEST_LINE, Span, read_lines, read_short_lines, too_long
 
 Pair = tuple[str, str]
@@ -192,12 +192,7 @@ class JsonlFile(FieldFile):
                 yield None if line is None else ("", "")
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_no_key_twice)
-            except KeyError as error:
-                raise UserError(
-                    f'{self.path} line {number} has the key "{error.args[0]}" twice in an object, so it is open which '
-                    "one is meant: fix the line"
-                ) from None
+                row = parse_json(line)
             except ValueError as error:
                 raise UserError(
                     f"{self.path} line {number} is not JSON ({error}): write one JSON object per line"
@@ -220,14 +215,6 @@ class JsonlFile(FieldFile):
         if not isinstance(text, str):
             raise UserError(f'{where} has {type(text).__name__} in field "{field}", not a string: fix the line')
         return one_line(text, where)
-
-
-def _no_key_twice(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(fields)
-    if len(row) < len(fields):
-        names = [name for name, _ in fields]
-        raise KeyError(next(name for name in names if names.count(name) > 1))
-    return row
 
 
 def find_field(row: Mapping[str, Any], field: str) -> list[str] | None:

@@ -118,8 +118,8 @@ def _check_zero(zero: Any, path: Path) -> None:
         raise UserError(f"in {path}, zero_optimization.{problem}")
 
 
-def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:
-    """Add the keys that the project owns. Clipping is always written, because DeepSpeed's default is 1.0.
+def require_fitting(user: dict[str, Any], config: TrainConfig) -> None:
+    """Check that a config can do what the run's settings ask for.
 
     Raises:
         UserError: a moving average is wanted, but weights are on NVMe between steps, where it cannot be kept; or Muon,
@@ -136,6 +136,15 @@ def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: in
             f"ema_decay is {config.ema_decay}, but {config.deepspeed_config} offloads the optimizer to nvme: set "
             'offload_optimizer.device to "cpu", or ema_decay to 0'
         )
+
+
+def complete_ds_config(user: dict[str, Any], config: TrainConfig, world_size: int) -> dict[str, Any]:
+    """Add the keys that the project owns. Clipping is always written, because DeepSpeed's default is 1.0.
+
+    Raises:
+        UserError: as `require_fitting`.
+    """
+    require_fitting(user, config)
     accumulation = config.batch.accumulation_steps(world_size)
     stage = user.get("zero_optimization", {}).get("stage", 0)
     # At stage 0, `PlainAdam` handles bf16 and clipping: DeepSpeed sees a plain fp32 optimizer.
