@@ -171,8 +171,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, remedy: str | None = None) -> dict[str, Any]:
     """Read a JSON object from a file.
+
+    Args:
+        remedy: end of an error's message; default: to check the path, or to restore the file.
 
     Raises:
         UserError: the file is missing or is not a JSON object.
@@ -180,9 +183,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist: check the path") from None
+        raise UserError(f"{path} does not exist: {remedy or 'check the path'}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({error}): restore or rewrite it") from None
+        raise UserError(f"{path} cannot be read as JSON ({error}): {remedy or 'restore or rewrite it'}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(values).__name__}")
     return values

@@ -147,10 +147,13 @@ class Gate:
             spread = max(spread, float((logits_TV.amax(1) - logits_TV.mean(1)).max()))
             return logits_TV.gather(1, targets_T[:, None])[:, 0] - logits_TV.logsumexp(1)
 
-        ours = np.concatenate(read_targets(model, pairs, read, device=model.device))
+        ours, theirs = read_targets(model, pairs, read, device=model.device), self.peer.log_probabilities(pairs)
         allowed = LARGEST_DIFFERENCE * max(1.0, spread / USUAL_SPREAD)
-        worst = float(np.abs(ours - np.concatenate(self.peer.log_probabilities(pairs))).max())
-        found = f"those of {len(ours):,} given target tokens differ by at most {worst:.1e}; {allowed:.1e} is allowed"
+        if [*map(len, ours)] != [*map(len, theirs)]:
+            return Check.that(False, name="log-probabilities", found="the numbers of tokens differ"), allowed
+        differences = np.abs(np.concatenate(ours) - np.concatenate(theirs))
+        worst = float(differences.max())
+        found = f"those of {len(differences):,} given target tokens differ by at most {worst:.1e}; {allowed:.1e} is allowed"
         # NaN fails this comparison.
         return Check.that(worst <= allowed, name="log-probabilities", found=found), allowed
 

@@ -38,7 +38,7 @@ def read_vocabulary(folder: Path) -> MarianVocabulary:
         UserError: one is missing, or cannot be used.
     """
     names = {"source": "source.spm", "target": "target.spm", "table": "vocab.json"}
-    if read_json(folder / TOKENIZER_CONFIG_FILE).get("separate_vocabs"):
+    if read_json(folder / TOKENIZER_CONFIG_FILE, remedy=_REMEDY).get("separate_vocabs"):
         names["target_table"] = "target_vocab.json"
     files = {name: read_bytes(folder / file, _REMEDY) for name, file in names.items()}
     try:
@@ -57,7 +57,7 @@ def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
         UserError: it is not of a MarianMT model, or of one that our model cannot express.
     """
     path = folder / CONFIG_FILE
-    values = read_json(path)
+    values = read_json(path, remedy=_REMEDY)
     if values.get("model_type") != "marian":
         raise UserError(f"{path} is of a model of type {values.get('model_type')!r}, not marian: {_REMEDY}")
     activation = values.get("activation_function")

@@ -17,6 +17,7 @@ from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from dist_transformer.export.gate import LEAST_IDENTICAL
 from dist_transformer.export.libraries import SENTENCES, IdPair
+from dist_transformer.export.marian import ours_of
 from dist_transformer.importing.marian_files import MarianFiles
 
 _SCORES = " ||| WordScores= "
@@ -56,8 +57,15 @@ class MarianPeer:
         return "\0" not in text
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        rows = self.splitters[0].encode(list(lines), out_type=str)
-        return [[*self.front, *(self.ids[0].get(piece, UNK_ID) for piece in row), EOS_ID] for row in rows]
+        splitter = self.splitters[0]
+        if self.files.has_sentencepiece:
+            # Marian takes the numbers of the library, for which unknown characters are never an entry such as `</s>`.
+            ours = ours_of(self.vocabulary.their_ids[0])
+            rows = [[ours[number] for number in splitter.encode(line)] for line in lines]
+        else:
+            split = splitter.encode(list(lines), out_type=str)
+            rows = [[self.ids[0].get(piece, UNK_ID) for piece in row] for row in split]
+        return [[*self.front, *row, EOS_ID] for row in rows]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         rows = [[self.pieces[1][token] for token in row] for row in ids]

@@ -79,6 +79,11 @@ class ParquetFile(FieldFile):
             )
         kind: Any = schema
         for name in path:
+            if [column.name for column in kind].count(name) > 1:
+                raise UserError(
+                    f'{self.path} has two columns "{name}", so it is open which one is meant: write the file again '
+                    "with different names"
+                )
             kind = kind.field(name).type
         stored = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(is_text(stored) for is_text in _TEXTS):

@@ -77,6 +77,20 @@ def test_wrong_columns_are_named(tmp_path: Path, columns: dict[str, Any], messag
     assert message.replace("TABLE", str(tmp_path / "t.parquet")) in refusal(table(tmp_path / "t.parquet", columns))
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    english, german = pa.array(["a"]), pa.array(["b"])
+    inner = pa.StructArray.from_arrays([english, english, german], ["en", "en", "de"])
+    source = ParquetFile(path=tmp_path / "t.parquet", source_field="en", target_field="de")
+    for arrays, names in (([english, english, german], ["en", "en", "de"]), ([inner], ["translation"])):
+        pq.write_table(pa.Table.from_arrays(arrays, names=names), source.path)
+        assert refusal(source) == (
+            f'{source.path} has two columns "en", so it is open which one is meant: write the file again with '
+            "different names"
+        )
+    pq.write_table(pa.Table.from_arrays([english, german, german, german], names=["en", "x", "x", "de"]), source.path)
+    assert list(source.pairs()) == [("a", "b")]
+
+
 def test_a_column_comes_before_a_field_of_the_same_dotted_name(tmp_path: Path) -> None:
     columns = {"t": [{"en": "x", "de": "y"}], "t.en": ["a"], "de": pa.array(["b"], pa.string_view())}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
