@@ -153,7 +153,8 @@ class Gate:
             return Check.that(False, name="log-probabilities", found="the numbers of tokens differ"), allowed
         differences = np.abs(np.concatenate(ours) - np.concatenate(theirs))
         worst = float(differences.max())
-        found = f"those of {len(differences):,} given target tokens differ by at most {worst:.1e}; {allowed:.1e} is allowed"
+        tokens = f"those of {len(differences):,} given target tokens"
+        found = f"{tokens} differ by at most {worst:.1e}; {allowed:.1e} is allowed"
         # NaN fails this comparison.
         return Check.that(worst <= allowed, name="log-probabilities", found=found), allowed
 
