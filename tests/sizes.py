@@ -1,7 +1,7 @@
 """Count the lines of code of each room of the package, of tests and of benchmarks, as JSON.
 
 Python without blank lines, comments and docstrings; templates, C++, styles and tables without blank lines.
-`python tools/lines.py > tests/sizes.json` records them, and a test fails when a room is 3% larger than recorded.
+`python tests/sizes.py > tests/sizes.json` records them, and a test fails when a room is 3% larger than recorded.
 """
 
 import ast
