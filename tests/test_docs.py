@@ -252,7 +252,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
-    assert len(ran) == 58
+    assert len(ran) == 59
     (example,) = fenced(README, "python")
     python = [sys.executable, "-c", example]
     done = subprocess.run(
