@@ -117,6 +117,7 @@ WITHOUT_EFFECT = [
     ("--optimizer.peak-lr", "0.001", ""),
     ("--optimizer.peak-lr", "1e-5", "--optimizer.schedule noam"),
     *(("--optimizer.lr-scale", "2", f"--optimizer.schedule {name}") for name in ("inverse_sqrt", "cosine", "constant")),
+    ("--optimizer.momentum", "0.9", ""),
     ("--init-vocabulary", "shared_pieces", ""),
     ("--data-temperature", "5", ""),
     ("--data-weights", "1", ""),

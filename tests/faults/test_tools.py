@@ -5,7 +5,7 @@ A command ends with status 0, or with 1 and one sentence: no traceback, no signa
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tests import lived
 from tests.commands import Commands, Ended
 from tests.faults.campaign import Case, campaign, in_slice
 from tests.lived import NEWEST
+from tests.support.damage import FAULTS, Fault
 
 # One process runs one command after the other.
 pytestmark = in_slice
@@ -51,23 +52,6 @@ FILES = (
 )
 # What these print is all that they make; it has nothing of the time or the place in it.
 EXACT = ("translate", "score", "average of a model")
-Fault = Callable[[bytes, random.Random], bytes | None]
-
-
-def flip(content: bytes, generator: random.Random) -> bytes:
-    changed = bytearray(content or b"\0")
-    changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
-    return bytes(changed)
-
-
-FAULTS: dict[str, Fault] = {
-    "missing": lambda content, generator: None,
-    "empty": lambda content, generator: b"",
-    "cut": lambda content, generator: content[: generator.randrange(max(1, len(content)))],
-    "flipped": flip,
-    # As some file systems do after a loss of power.
-    "zeros": lambda content, generator: bytes(len(content)),
-}
 
 
 class Workshop:

@@ -80,6 +80,11 @@ def test_muon_has_one_moment_of_the_matrices() -> None:
     adam, found, matrices = plan(config, gpus=8), plan(muon, gpus=8), 18 * 4 * 1024**2 + 12 * 8 * 1024**2
     assert adam.chosen.memory.moments - found.chosen.memory.moments == 4 * matrices / 8
     assert adam.disk_bytes - found.disk_bytes == 4 * 4 * matrices
+    # DeepSpeed's CPU Adam would update them.
+    assert any(stage.zero.offload_optimizer for stage in adam.stages)
+    assert not any(stage.zero.offload_optimizer for stage in found.stages)
+    with pytest.raises(UserError, match="offloads the optimizer to DeepSpeed's CPU Adam"):
+        plan(muon, ROOT / "ds_configs/zero3_offload.json", gpus=8)
 
 
 def test_a_cpu_gets_no_speed() -> None:

@@ -98,6 +98,12 @@ def test_what_is_wrong_is_named_with_its_path(values: object, said: str, file: P
         load(file, values)
 
 
+def test_a_name_twice_is_refused(file: Path) -> None:
+    file.write_text('{"zero_optimization": {"stage": 3}, "zero_optimization": {"stage": 1}}')
+    with pytest.raises(UserError, match=r"an object has the name 'zero_optimization' twice"):
+        load_ds_config(file)
+
+
 def test_measurements_are_passed_on(file: Path) -> None:
     given = {
         "comms_logger": {"enabled": True, "prof_ops": ["all_reduce"]},
