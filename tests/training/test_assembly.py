@@ -21,9 +21,10 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
-from dist_transformer.training import introduction, logbook
+from dist_transformer.training import assembly, introduction, logbook
 from dist_transformer.training.assembly import assemble
 from dist_transformer.training.engine.ds_config import load_ds_config
+from dist_transformer.training.fault_tolerance.watchdog import Watchdog
 from dist_transformer.training.introduction import (
     cautions,
     introduce,
@@ -112,6 +113,21 @@ def test_what_cannot_be_frozen_is_refused_before_anything_is_written(toy_data: D
     ):
         assemble(config, World(), device)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_fails_while_the_engine_is_built_is_seen_by_the_others(
+    toy_data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("none is left")
+
+    published: list[Path] = []
+    monkeypatch.setattr(Watchdog, "publish_in", lambda _, run_dir: published.append(run_dir))
+    monkeypatch.setattr(assembly, "Engine", no_memory)
+    config = PRESETS["tiny"].changed(data=(str(toy_data.path),), run_dir=tmp_path / "run")
+    with process_group(World(), single=True) as device, pytest.raises(torch.OutOfMemoryError):
+        assemble(config, World(), device)
+    assert published == [tmp_path / "run"]
 
 
 def test_a_warm_up_that_takes_the_whole_run() -> None:
