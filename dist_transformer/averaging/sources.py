@@ -18,7 +18,6 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import is_pickle
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import from_plain, read_json
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.layout import STATE_FILE
@@ -108,29 +107,12 @@ def check_together(sources: Sequence[WeightSource]) -> None:
                     f"{source.path} and {seen[step]} are both from step {step}: each step counts once, leave one out"
                 )
         seen.update(dict.fromkeys(source.info.steps, source.path))
-        if difference := _difference(first.info, source.info):
-            raise UserError(f"{source.path} {difference} {first.path}: average one run's weights")
-
-
-def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
-    """Describe why weights are not from one run, as a phrase that the first one's name completes."""
-    if other.tokenizer_sha256 != first.tokenizer_sha256:
-        return "was trained with another tokenizer than"
-    for name in (field.name for field in dataclasses.fields(ModelConfig)):
-        before, now = getattr(first.model, name), getattr(other.model, name)
-        if now != before:
-            return f"has another model configuration ({name} {now!r}, not {before!r}) than"
-    before, now = (", ".join(map(str, info.all_directions)) for info in (first, other))
-    if now != before:
-        return f"was trained on other data ({now}, not {before}) than"
-    for name in ("corpus", "synthetic"):
-        before, now = getattr(first, name), getattr(other, name)
-        if now != before:
-            return f"was trained on other data ({name} {now!r}, not {before!r}) than"
-    # Neurons of two seeds do not correspond to each other, so the mean of their weights is useless.
-    if None not in (other.run, first.run) and other.run != first.run:
-        return "is from another run (seed, batch or data) than"
-    return None
+        # Neurons of two seeds do not correspond to each other, so the mean of their weights is useless.
+        if source.info.run != first.info.run:
+            raise UserError(
+                f"{source.path} is from another run (model, data, seed or batch) than {first.path}: average one run's "
+                "weights"
+            )
 
 
 def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:
