@@ -4,11 +4,11 @@ dist-transformer doctor --run-dir runs/mine --data data/mine
 srun dist-transformer doctor --run-dir runs/mine --data data/mine
 
 It runs in one process or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training
-will have. It checks versions, code, GPUs, their speed and the CPUs close to them, memory, open files, disks, network,
-NCCL's settings and the network that NCCL uses, InfiniBand, whether the run folder is shared and its locks work, the
-data, and the sums of an all-reduce and its speed compared with the nominal rate of the ports. It prints one table and a
-remedy for each problem. The exit status is 1 if something would stop training. It leaves nothing on disk. No check
-waits longer than --timeout; ranks that are missing or stuck are named.
+will have. It checks versions, code, GPUs, memory, disks, network, NCCL's settings and the network that NCCL uses,
+InfiniBand, whether the run folder is shared and its locks work, the data, and the sums of an all-reduce and its speed
+compared with the nominal rate of the ports. It prints one table and a remedy for each problem. The exit status is 1 if
+something would stop training. It leaves nothing on disk. No check waits longer than --timeout; ranks that are missing
+or stuck are named.
 """
 
 import time

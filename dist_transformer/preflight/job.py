@@ -4,7 +4,10 @@ import contextlib
 import fcntl
 import hashlib
 import itertools
+import os
+import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,14 +20,14 @@ import torch.distributed as dist
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.files import sha256_of
 from dist_transformer.base.messages import as_kind
 from dist_transformer.base.paths import refuse_secrets
 from dist_transformer.base.urls import is_url, without_secrets
 from dist_transformer.data.folder.format import INDEX_FILE, index_states
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, SharedFolder, existing, gather
-from dist_transformer.preflight.nccl import network_of_nccl
-from dist_transformer.preflight.node_checks import judge
+from dist_transformer.preflight.checks import judge
+from dist_transformer.preflight.facts import DataFacts, Facts, Reduction, existing, gather
 from dist_transformer.preflight.settings import PreflightSettings
 from dist_transformer.preflight.watch import Watch, joined
 from dist_transformer.runtime import distributed
@@ -58,12 +61,13 @@ def check_job(
         if world.size > 1:
             if settings.run_dir is not None:
                 with watch.stage("run folder"):
-                    own = replace(own, shared=_try_shared_folder(world, settings.run_dir))
+                    own = replace(own, run_folder_lock=_try_shared_folder(world, settings.run_dir))
             with watch.stage("all-reduce"):
                 uuids = {fact.gpu.uuid for fact in facts if fact.gpu is not None and fact.gpu.problem is None}
                 has_gpus = len(uuids) == world.size
                 device = torch.device("cuda", world.local_rank) if has_gpus else torch.device("cpu")
-                own = replace(own, reductions=_time_reductions(world, device))
+                reductions, network = _time_reductions(world, device)
+                own = replace(own, reductions=reductions, network=network)
         with watch.stage("facts of all ranks"):
             return judge(_of_all_ranks(own), run_gib=settings.run_gib)
 
@@ -72,34 +76,25 @@ def _of_all_ranks(own: Facts) -> list[Facts]:
     return as_kind(list[Facts], distributed.gather_objects(own))
 
 
-def _try_shared_folder(world: World, run_dir: Path) -> SharedFolder:
-    """Check that ranks see each other's files and locks in the run folder; remove all of them afterwards.
+def _try_shared_folder(world: World, run_dir: Path) -> str:
+    """Check that this rank sees the files and locks of rank 0 in the run folder; remove all of them afterwards.
 
-    Rank 0 writes a token and holds a lock, and the others look for both. Then each writes a file, and rank 0 looks for
-    it. Collective: every rank must call it.
+    Collective: every rank must call it.
     """
     with contextlib.ExitStack() as stack:
         # If rank 0 cannot make the folder, the others see nothing; `look_at` reports the reason.
         folder = Path(distributed.broadcast_object(_make_token(stack, run_dir) if world.is_main else ""))
-        sees = bool(folder.name) and _appears(folder / "token", folder.name)
-        lock = "not tried"
-        if sees and not world.is_main:
-            lock = _try_lock(folder / "lock")
-            with contextlib.suppress(OSError):
-                (folder / f"rank-{world.rank}").write_text(folder.name)
+        found = "held" if world.is_main else "unseen"
+        if not world.is_main and folder.name and _appears(folder / "token", folder.name):
+            found = _try_lock(folder / "lock")
         distributed.barrier()
-        seen: list[bool] = []
-        if world.is_main:
-            lock, files = "held", [folder / f"rank-{rank}" for rank in range(1, world.size)]
-            seen = [True, *(sees and _appears(file, folder.name) for file in files)]
-        seen = distributed.broadcast_object(seen)
-    return SharedFolder(sees_rank_0=sees, seen_by_rank_0=seen[world.rank], lock=lock)
+    return found
 
 
 def _make_token(stack: contextlib.ExitStack, run_dir: Path) -> str:
     """Make a folder with token and lock, which `stack` removes. Return its path, or "" if it cannot be made."""
     folder = existing(run_dir) / f".preflight-{uuid.uuid4().hex}"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         lock = stack.enter_context((folder / "lock").open("w"))
@@ -107,9 +102,8 @@ def _make_token(stack: contextlib.ExitStack, run_dir: Path) -> str:
             # If the file system has no locks, the other ranks report it.
             fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "token").write_text(folder.name)
-    except OSError:
-        return ""
-    return str(folder)
+        return str(folder)
+    return ""
 
 
 def _appears(path: Path, content: str) -> bool:
@@ -144,16 +138,14 @@ def _look_at_data(place: str) -> DataFacts:
             with fsspec.open(f"{place.rstrip('/')}/{INDEX_FILE}", "rb") as file:
                 return DataFacts(place=place, index_sha256=hashlib.sha256(file.read()).hexdigest())
         path = Path(place) / INDEX_FILE
-        content, status = path.read_bytes(), path.stat()
+        sha256, status = sha256_of(path), path.stat()
         DataFolder.open(place).close()
     except UserError as error:
         return DataFacts(place=place, problem=str(error))
     except Exception as error:  # every kind of store raises its own
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return DataFacts(place=place, problem=f"{place}/{INDEX_FILE} cannot be read ({without_secrets(reason)})")
-    digest = hashlib.sha256(content).hexdigest()
-    identity = (status.st_ino, status.st_mtime_ns, status.st_size)
-    return DataFacts(place=place, index_sha256=digest, identity=identity)
+    return DataFacts(place=place, index_sha256=sha256, identity=(status.st_ino, status.st_mtime_ns, status.st_size))
 
 
 def _verify_data(
@@ -187,11 +179,19 @@ def _verify_data(
     return tuple(data)
 
 
-def _time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...]:
-    """Time all-reduces on `device` (CPU: gloo, GPU: NCCL): the median of a few. Collective: every rank must call it."""
+def _time_reductions(world: World, device: torch.device) -> tuple[tuple[Reduction, ...], str]:
+    """Time all-reduces on `device` (CPU: gloo, GPU: NCCL). Collective: every rank must call it.
+
+    Returns:
+        the median of a few for each size, and the network that NCCL chose: "" if it did not state it, or if the user
+        reads NCCL's messages.
+    """
     backend = "nccl" if device.type == "cuda" else "gloo"
     total, reductions = world.size * (world.size + 1) / 2, list[Reduction]()
-    with network_of_nccl() as network:
+    with tempfile.TemporaryDirectory() as folder:
+        messages = Path(folder) / "nccl"
+        if os.environ.get("NCCL_DEBUG") not in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in os.environ:
+            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(messages))
         group = dist.new_group(backend=backend)
         for size in (mib * 2**20 for mib in _REDUCED_MIB[backend]):
             times, exact, tensor = list[float](), True, torch.empty(size // 4, device=device)
@@ -205,9 +205,14 @@ def _time_reductions(world: World, device: torch.device) -> tuple[Reduction, ...
                 times.append(time.perf_counter() - started)
                 exact = exact and bool((tensor == total).all())
             # The first round establishes connections and is not counted.
-            seconds = median(times[1:])
-            reductions.append(Reduction(backend=backend, bytes=size, seconds=seconds, exact=exact, network=network()))
-    return tuple(reductions)
+            reductions.append(Reduction(backend=backend, bytes=size, seconds=median(times[1:]), exact=exact))
+        return tuple(reductions), network_in(messages.read_text(errors="replace")) if messages.exists() else ""
+
+
+def network_in(messages: str) -> str:
+    """Return the network that NCCL's messages name, such as `IB` or `Socket`; "" if they name none."""
+    found = re.search(r"Using network (\S+)", messages)
+    return found[1] if found else ""
 
 
 def _synchronize(device: torch.device) -> None:
