@@ -20,7 +20,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.preflight.run_plan import RunPlan, assume_work, look_at_work, plan_run
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.folder import settings_of
-from dist_transformer.run.layout import SETTINGS_FILE, checkpoints_of, read_records
+from dist_transformer.run.layout import SETTINGS_FILE, Record, checkpoints_of, read_records
 from dist_transformer.runtime.device import cores_of_rank, threads_are_given, threads_for
 
 _MEASURED_SECONDS = 10.0
@@ -44,10 +44,9 @@ def compare_run(run_dir: Path) -> tuple[RunPlan, list[Comparison]]:
     """
     settings = read_json(run_dir / SETTINGS_FILE)
     config = settings_of(settings, run_dir / SETTINGS_FILE)
-    try:
-        starts, records = read_environments(run_dir), read_records(run_dir, "train")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir / 'metrics.jsonl'} cannot be read ({error}): use a run folder") from None
+    starts, records = read_environments(run_dir), list[Record]()
+    with suppress(FileNotFoundError):
+        records = read_records(run_dir, "train")
     if not starts or not records:
         raise UserError(f"{run_dir} has not trained yet: use a run folder with log lines and environment.json")
     start, last = starts[-1], records[-1]

@@ -171,16 +171,14 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
     config.batch.accumulation_steps(cluster.world_size)
     require_fitting(ds_config, config)
     own, budget = ZeroSettings.from_ds_config(ds_config), work.source_budget
-    muon = config.optimizer.kind == "muon"
     step_time = best = None
-    has_speed = gpu is not None and not own.offload_optimizer
-    if has_speed:
-        most = dataclasses.replace(cluster, nodes=config.batch.packs_per_step // cluster.gpus)
-        best = choose_nodes(config, own, most, source_budget=budget)
     if gpu is not None:
-        config = fill_gpus(config, own, cluster, source_budget=budget)
-    if has_speed:
-        step_time = predict_step(config, own, cluster, source_budget=budget)
+        given, config = config, fill_gpus(config, own, cluster, source_budget=budget)
+        if not own.offload_optimizer:
+            most = dataclasses.replace(cluster, nodes=config.batch.packs_per_step // cluster.gpus)
+            best = choose_nodes(given, own, most, source_budget=budget)
+            step_time = predict_step(config, own, cluster, source_budget=budget)
+    muon = config.optimizer.kind == "muon"
     fitting = [zero for zero in _stages(own, ds_config) if not (muon and zero.offload_optimizer)]
     stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in fitting)
     return RunPlan(
@@ -223,28 +221,25 @@ def what_would_fit(plan: RunPlan) -> str | None:
     Returns:
         flags, or None if nothing helps.
     """
-    if fitting := [stage.zero for stage in plan.stages if stage.fits]:
-        return f"--deepspeed-config {_file_of(fitting[0])}"
     for config in _smaller_batches(plan.config):
-        budget = plan.work.source_budget * config.batch.max_target_tokens // plan.config.batch.max_target_tokens
+        batch, before = config.batch, plan.config.batch
+        budget = plan.work.source_budget * batch.max_target_tokens // before.max_target_tokens
         work = dataclasses.replace(plan.work, source_budget=budget)
         stages = [_plan_stage(config, plan.cluster, plan.gpu, stage.zero, work) for stage in plan.stages]
         if fitting := [stage.zero for stage in stages if stage.fits]:
-            batch = config.batch
             flags = (
                 f"--batch.packs-per-micro-batch {batch.packs_at_once} --batch.max-target-tokens "
-                f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step}"
+                f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step} "
             )
-            return flags if plan.chosen.zero in fitting else f"{flags} --deepspeed-config {_file_of(fitting[0])}"
+            name = f"zero{fitting[0].stage}{'_offload' if fitting[0].offload_optimizer else ''}"
+            stage = "" if plan.chosen.zero in fitting else f"--deepspeed-config ds_configs/{name}.json"
+            return f"{'' if batch == before else flags}{stage}".rstrip()
     return None
 
 
-def _file_of(zero: ZeroSettings) -> str:
-    return f"ds_configs/zero{zero.stage}{'_offload' if zero.offload_optimizer else ''}.json"
-
-
 def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Yield configs with the same tokens per step in smaller pieces."""
+    """Yield the config, and others with the same tokens per step in smaller pieces."""
+    yield config
     batch = config.batch
     while batch.packs_at_once > 1:
         batch = dataclasses.replace(batch, packs_per_micro_batch=batch.packs_at_once // 2)
