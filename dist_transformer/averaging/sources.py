@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import is_pickle
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import from_plain, read_json
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
@@ -54,11 +53,6 @@ def open_weights(path: Path) -> WeightSource:
         UserError: it is none of these, or its recorded hash is missing or differs.
     """
     if path.is_file():
-        if is_pickle(path):
-            raise UserError(
-                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors "
-                "files"
-            )
         reader.stated_weights(path).check(path)
         info = _model_info(weight_file_metadata(path), path)
         return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _files_of(path))
@@ -99,8 +93,6 @@ def check_together(sources: Sequence[WeightSource]) -> None:
     for source in sources:
         if not source.info.steps:
             raise UserError(f"{source.path} has no training step: {_REMEDY}")
-        if source.path.resolve() in {path.resolve() for path in seen.values()}:
-            raise UserError(f"{source.path} is listed twice: name each source once")
         for step in source.info.steps:
             if step in seen:
                 raise UserError(

@@ -25,9 +25,11 @@ from dist_transformer.data.folder.subset import write_subset
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings, TextSettings
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.beam import beam_search
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.preflight.measured import pack_pairs
+from dist_transformer.model.packed import PackedBatch
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, read_records, step_name
 from dist_transformer.run.warm_start import read_initial_weights
@@ -230,7 +232,12 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
     model = trainer.engine.plain_model()
     outputs = [found[0] for found in beam_search(model, sources, settings=Decoding())]
-    batch = pack_pairs(sources, [output.tokens for output in outputs]).to(trainer.engine.device)
+    device, rows = trainer.engine.device, [output.tokens for output in outputs]
+    batch = PackedBatch(
+        source=pack_sentences([[*source, EOS_ID] for source in sources], device),
+        target=pack_sentences([[BOS_ID, *row] for row in rows], device),
+        labels_T=torch.tensor([i for row in rows for i in (*row, EOS_ID)], device=device),
+    )
     model.eval()
     nll = float(model(batch, 0.0).nll)
     model.train()

@@ -1,19 +1,27 @@
-"""The plan of a run: memory by ZeRO stage, time, jobs, disk, epochs."""
+"""The plan of a run: memory by ZeRO stage, time, jobs, disk, epochs; and its comparison with a run."""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from statistics import median_high
 from typing import Any
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.costs import VOCAB_SIZE
-from dist_transformer.cost.hardware import Cluster, GpuKind, gpu_kind
+from dist_transformer.cost.hardware import CPU, Cluster, GpuKind, gpu_kind, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS, Memory, ZeroSettings, model_sizes, predict_memory
 from dist_transformer.cost.speed import NodeChoice, StepTime, choose_nodes, fill_gpus, predict_step
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
+from dist_transformer.run.environment import read_environments
+from dist_transformer.run.folder import settings_of
+from dist_transformer.run.layout import SETTINGS_FILE, Record, checkpoints_of, read_records
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, require_fitting
 
 # Fill without data: the share of the budgets that is text in packs of 1,024 tokens and more.
@@ -253,3 +261,61 @@ def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
             packs_per_step=batch.packs_per_step * 2,
         )
         yield dataclasses.replace(config, batch=batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A row of the table that compares a run with its plan."""
+
+    what: str
+    unit: str
+    predicted: float | None
+    measured: float | None
+
+
+def compare_run(run_dir: Path) -> tuple[RunPlan, list[Comparison]]:
+    """Plan the settings of a run on its machines, and compare the plan with what the run measured.
+
+    Raises:
+        UserError: it is not a run folder, or it has no records of training yet.
+    """
+    settings = read_json(run_dir / SETTINGS_FILE)
+    config = settings_of(settings, run_dir / SETTINGS_FILE)
+    starts, records = read_environments(run_dir), list[Record]()
+    with suppress(FileNotFoundError):
+        records = read_records(run_dir, "train")
+    if not starts or not records:
+        raise UserError(f"{run_dir} has not trained yet: use a run folder with log lines and environment.json")
+    start, last = starts[-1], records[-1]
+    gpus = start.get("gpus") or []
+    kind = kind_of_device(str(gpus[0])) if gpus else CPU
+    if kind is None:
+        raise UserError(
+            f"{run_dir} was trained on {gpus[0]!r}, which is not in the GPU table: use a run on a GPU that --gpu knows"
+        )
+    world, nodes = int(start.get("world_size", 1)), int(start.get("hosts", 1))
+    work = assume_work(config, fill=median_high(record["fill"] for record in records))
+    with suppress(UserError):
+        # The data may be gone.
+        work = look_at_work(config)
+    plan = plan_run(config, Cluster(nodes=nodes, gpus=-(-world // nodes), gpu=kind), settings["deepspeed"], work)
+    memory, step_time, steps = plan.chosen.memory, plan.step_time, config.max_steps
+    speed = median_high(record["target_tokens_per_second"] for record in records)
+    seconds, flops = last["train_seconds"] / last["step"], last["training_flops"] / last["step"]
+    checkpoint = sum(file.stat().st_size for folder in checkpoints_of(run_dir)[:1] for file in folder.iterdir())
+    planned_peak, peak = _mib(memory.peak), "peak memory, per rank"
+    if kind == CPU:
+        planned_peak, peak = None, f"{peak} (with libraries)"
+    return plan, [
+        Comparison("states between steps, per rank", "MiB", _mib(memory.resident), _mib(start.get("state_bytes"))),
+        Comparison(peak, "MiB", planned_peak, _mib(last.get("peak_memory_bytes"))),
+        Comparison("checkpoint", "MiB", _mib(plan.checkpoint_bytes), _mib(checkpoint or None)),
+        Comparison("target tokens per second", "", plan.target_tokens_per_second, speed),
+        Comparison("step time", "ms", 1000 * step_time.total if step_time else None, 1000 * seconds),
+        Comparison("training FLOPs per step", "G", plan.training_flops / steps / 1e9, flops / 1e9),
+        Comparison(f"all {steps:,} steps", "h", plan.hours, seconds * steps / 3600),
+    ]
+
+
+def _mib(count: int | None) -> float | None:
+    return count and count / 2**20

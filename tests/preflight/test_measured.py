@@ -12,8 +12,7 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.cost.hardware import Cluster
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.preflight.measured import compare_run
-from dist_transformer.preflight.run_plan import RunPlan
+from dist_transformer.preflight.run_plan import RunPlan, compare_run
 
 
 @pytest.fixture
