@@ -52,16 +52,16 @@ def open_weights(path: Path) -> WeightSource:
     Raises:
         UserError: it is none of these, or its recorded hash is missing or differs.
     """
+    tokenizer = path.absolute().parent.parent / TOKENIZER_FILE
     if path.is_file():
         reader.stated_weights(path).check(path)
-        info = _model_info(weight_file_metadata(path), path)
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _files_of(path))
+        return WeightSource(path, _model_info(weight_file_metadata(path), path), tokenizer, _files_of(path))
     if (path / STATE_FILE).exists():
         if problem := reader.checkpoint_problem(path):
             raise UserError(f"{problem}: choose another checkpoint")
         info = _model_info(read_json(path / STATE_FILE), path)
         files = _files_of(*path.glob("part-*.safetensors"))
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
+        return WeightSource(path, info, tokenizer, files, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():
         info = read_model_info(path)
         stated_weights(path).check(path / WEIGHTS_FILE)

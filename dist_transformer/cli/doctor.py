@@ -13,8 +13,6 @@ or stuck are named.
 
 import time
 
-from tqdm import tqdm
-
 from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
 from dist_transformer.config.command_line import Page, parse
@@ -33,8 +31,7 @@ def main() -> None:
 
     world = read_world()
     try:
-        with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
-            checks = check_job(world, settings, progress=bar.set_description_str)
+        checks = check_job(world, settings)
         if world.is_main:
             say(check_table(checks))
         if names := ", ".join(failed(checks)):

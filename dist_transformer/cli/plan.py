@@ -89,7 +89,7 @@ def screen(plan: "RunPlan", comparisons: "list[Comparison]") -> str:
             "count": "{:,.0f}".format,
             "gib": lambda count: f"{count / _GIB:,.2f}",
             "ms": lambda seconds: f"{1000 * seconds:,.1f}",
-            "shown": shown,
+            "shown": lambda value: "—" if value is None else f"{value:,.{0 if value >= 100 else 2}f}",
             "sizes": show_sizes,
         },
         plan=plan,
@@ -99,12 +99,6 @@ def screen(plan: "RunPlan", comparisons: "list[Comparison]") -> str:
         link_latency=LINK_LATENCY,
         network_latency=NETWORK_LATENCY,
     ).rstrip("\n")
-
-
-def shown(value: float | None) -> str:
-    if value is None:
-        return "—"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
 def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]") -> None:

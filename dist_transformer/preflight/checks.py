@@ -236,11 +236,9 @@ def _transport(facts: Sequence[Facts]) -> Finding | None:
     if not fast:
         return ("ok", ", ".join(known), "") if known else None
     found = f"TCP sockets on {hosts_of(on_tcp)}, although {fast[0].name} ({fast[0].rate}) is there"
-    if fast[0].is_efa:
-        return "warn", found, "install aws-ofi-nccl, through which NCCL uses EFA, and put it into LD_LIBRARY_PATH"
-    install = "install libibverbs1 and ibverbs-providers, unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA"
-    see = "open /dev/infiniband to the container, and look for the reason with NCCL_DEBUG=INFO"
-    return "warn", found, f"{install}, {see}"
+    install = "install libibverbs1 and ibverbs-providers, for EFA aws-ofi-nccl in LD_LIBRARY_PATH"
+    unset = "unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, open /dev/infiniband to the container"
+    return "warn", found, f"{install}; {unset}, and look for the reason with NCCL_DEBUG=INFO"
 
 
 def _reductions(facts: Sequence[Facts]) -> Iterator[tuple[str, Finding]]:
@@ -310,10 +308,8 @@ def _data(facts: Sequence[Facts], number: int) -> Finding:
             remedy = "use a folder made by dist-transformer prepare, at a path that all nodes see"
             return "fail", f"rank {fact.rank} on {fact.host}: {data.problem}", remedy
     hashes, differ = differences(facts, lambda fact: fact.data[number].index_sha256[:12])
-    found, total = f"{seen[0].place}: index {hashes}", sum(data.verified_files for data in seen)
-    if differ:
-        return "fail", found, "copy the folder again to the nodes where it differs"
-    return "ok", f"{found}; hashes of {total:,} files are right" if total else found, ""
+    remedy = "copy the folder again to the nodes where it differs"
+    return "fail" if differ else "ok", f"{seen[0].place}: index {hashes}", remedy
 
 
 def by_value(facts: Sequence[Facts], value: Callable[[Facts], object]) -> dict[object, list[Facts]]:

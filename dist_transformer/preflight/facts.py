@@ -44,8 +44,6 @@ class Port:
     is_active: bool
     rate: str
     """Nominal rate such as `400 Gb/sec (4X NDR)`."""
-    is_efa: bool = False
-    """Whether NCCL needs Amazon's plugin to use it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +73,8 @@ class DataFacts:
 
     place: str
     index_sha256: str = ""
-    identity: tuple[int, ...] = ()
-    """Identity of the index file: equal on all nodes if they share the folder, different if each has a copy."""
     problem: str | None = None
-    verified_files: int = 0
+    """Reason why it cannot be used."""
 
 
 def _versions() -> dict[str, str]:
@@ -171,10 +167,9 @@ def find_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[Port, ...]
         with suppress(OSError):
             # `4: ACTIVE`
             state, rate = ((port / name).read_text(encoding="ascii").strip() for name in ("state", "rate"))
-            is_efa = (port.parents[1] / "device" / "driver").resolve().name == "efa"
             if rate[:1].isdigit():
                 name = f"{port.parts[-3]}:{port.name}"
-                found.append(Port(name=name, is_active="ACTIVE" in state, rate=rate, is_efa=is_efa))
+                found.append(Port(name=name, is_active="ACTIVE" in state, rate=rate))
     return tuple(found)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from dist_transformer.preflight import facts
 from dist_transformer.preflight.facts import RUN_FOLDER, Port, find_ports, gather, look_at
-from dist_transformer.preflight.job import network_in
 from dist_transformer.runtime.world import World
 
 
@@ -71,12 +70,9 @@ def test_ports_as_the_kernel_shows_them(tmp_path: Path) -> None:
         (folder / "state").write_text(f"{state}\n")
         (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
     (tmp_path / "mlx5_2" / "ports" / "1").mkdir(parents=True)
-    (tmp_path / "drivers" / "efa").mkdir(parents=True)
-    (tmp_path / "mlx5_1" / "device").mkdir()
-    (tmp_path / "mlx5_1" / "device" / "driver").symlink_to(tmp_path / "drivers" / "efa")
     assert find_ports(tmp_path) == (
         Port(name="mlx5_0:1", is_active=True, rate="400 Gb/sec (4X NDR)"),
-        Port(name="mlx5_1:1", is_active=False, rate="400 Gb/sec (4X NDR)", is_efa=True),
+        Port(name="mlx5_1:1", is_active=False, rate="400 Gb/sec (4X NDR)"),
     )
 
 
@@ -88,8 +84,3 @@ def test_the_environment_of_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         found = gather(World(), run_dir=None, cache_dir=tmp_path)
         assert found.locked_bytes == expected
     assert found.nccl_settings == ("GLOO_SOCKET_IFNAME=ib0", "NCCL_IB_HCA==mlx5_0:1")
-
-
-def test_the_network_is_the_one_that_nccl_states() -> None:
-    messages = "n1:7:7 [0] NCCL INFO NET/IB : No device found.\nn1:7:7 [0] NCCL INFO Using network Socket\n"
-    assert [network_in(messages), network_in("")] == ["Socket", ""]
