@@ -73,6 +73,7 @@ def next_command(run_dir: Path) -> str:
 
 
 def _regular(files: dict[int, Path], warmup: int) -> ChosenWeights:
+    """Choose the newest files that were saved regularly after the warm-up, or the newest one."""
     steps = [
         step for step, file in files.items() if step > warmup and not weight_file_metadata(file).get("interrupted")
     ]

@@ -57,8 +57,9 @@ def main() -> None:
     config = settings.train
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, settings.against)
     claim_file(settings.json, "--json", inputs)
+    rows: list[Comparison] = []
     if settings.against is None:
-        plan, rows = plan_run(config, settings.cluster, load_ds_config(config.deepspeed_config)), []
+        plan = plan_run(config, settings.cluster, load_ds_config(config.deepspeed_config))
     else:
         plan, rows = compare_run(settings.against)
     say(screen(plan, rows))

@@ -21,7 +21,7 @@ from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
 from dist_transformer.run.environment import read_environments
 from dist_transformer.run.folder import settings_of
-from dist_transformer.run.layout import SETTINGS_FILE, Record, checkpoints_of, read_records
+from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, checkpoints_of, read_records
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, require_fitting
 
 # Fill without data: the share of the budgets that is text in packs of 1,024 tokens and more.
@@ -240,8 +240,8 @@ def what_would_fit(plan: RunPlan) -> str | None:
                 f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step} "
             )
             name = f"zero{fitting[0].stage}{'_offload' if fitting[0].offload_optimizer else ''}"
-            stage = "" if plan.chosen.zero in fitting else f"--deepspeed-config ds_configs/{name}.json"
-            return f"{'' if batch == before else flags}{stage}".rstrip()
+            other = "" if plan.chosen.zero in fitting else f"--deepspeed-config ds_configs/{name}.json"
+            return f"{'' if batch == before else flags}{other}".rstrip()
     return None
 
 
@@ -281,9 +281,10 @@ def compare_run(run_dir: Path) -> tuple[RunPlan, list[Comparison]]:
     """
     settings = read_json(run_dir / SETTINGS_FILE)
     config = settings_of(settings, run_dir / SETTINGS_FILE)
-    starts, records = read_environments(run_dir), list[Record]()
-    with suppress(FileNotFoundError):
-        records = read_records(run_dir, "train")
+    try:
+        starts, records = read_environments(run_dir), read_records(run_dir, "train")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / METRICS_FILE} cannot be read ({error}): use a run folder") from None
     if not starts or not records:
         raise UserError(f"{run_dir} has not trained yet: use a run folder with log lines and environment.json")
     start, last = starts[-1], records[-1]

@@ -274,8 +274,9 @@ def test_folders_without_measurements_are_refused(run_dir: Path, tmp_path: Path)
     start_with(run_dir, gpus=["Tesla T4, 15 GiB"], world_size=1)
     with pytest.raises(UserError, match="was trained on 'Tesla T4, 15 GiB', which is not in the GPU table"):
         compared(run_dir)
-    for lost in ("metrics.jsonl", "environment.json"):
-        (run_dir / lost).rename(run_dir / "lost")
-        with pytest.raises(UserError, match="has not trained yet"):
-            compared(run_dir)
-        (run_dir / "lost").rename(run_dir / lost)
+    (run_dir / "environment.json").write_text("[]")
+    with pytest.raises(UserError, match="has not trained yet"):
+        compared(run_dir)
+    (run_dir / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be read"):
+        compared(run_dir)
