@@ -93,16 +93,17 @@ def muon(config: TrainConfig) -> TrainConfig:
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 4), (2, 4), (3, 1)])
 @pytest.mark.parametrize(("precision", "teraflops"), [("bf16", 50), ("fp32", 5)])
 def test_muons_products_are_counted_by_hand(stage: int, ranks: int, precision: str, teraflops: int) -> None:
-    """`big` has 4 matrices of 1024 · 1024 in 18 attentions, and 2 of 1024 · 4096 in 12 feed-forwards.
+    """`big` has matrices of 1024 · 3072 and 1024 · 1024 in 18 attentions, and 2 of 1024 · 4096 in 12 feed-forwards.
 
     An iteration has two products of 2 m² n and one of 2 m³. At stages 1 and 2 four ranks share the matrices.
     """
-    square, oblong = 6 * 1024**3, 4 * 1024**2 * 4096 + 2 * 1024**3
+    attention = 4 * 1024**2 * (3072 + 1024) + 2 * 2 * 1024**3
+    feed_forward = 2 * (4 * 1024**2 * 4096 + 2 * 1024**3)
     config = preset("big", precision=precision)
     more = step(stage, muon(config)).update - step(stage, config).update
-    assert more == pytest.approx(5 * (18 * 4 * square + 12 * 2 * oblong) / ranks / (teraflops * 1e12))
+    assert more == pytest.approx(5 * (18 * attention + 12 * feed_forward) / ranks / (teraflops * 1e12))
     sizes = model_sizes(BIG.model, ZeroSettings(stage=stage), ("encoder",))
-    assert sizes.muon_flops == 5 * (12 * 4 * square + 6 * 2 * oblong)
+    assert sizes.muon_flops == 5 * (12 * attention + 6 * feed_forward)
 
 
 def test_muons_products_are_those_of_the_engine() -> None:
