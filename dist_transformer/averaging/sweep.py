@@ -242,8 +242,7 @@ def _score(chosen: ChosenWeights, lines: list[list[str]], settings: AverageSetti
     info = on_all_ranks(lambda: mean.info.facing(loading.direction, loading.tags))
     model = mean.to_model(device, *on_all_ranks(lambda: as_arithmetic(loading.precision, device)))
     evaluation = evaluate_model(model, mean.tokenizer, info, lines[0], lines[1:], settings=decoding, device=device)
-    pairs = list(zip(*lines, strict=True))
-    nll = reference_nll(model, mean.tokenizer, pairs, tags=info.direction.tags)
+    nll = reference_nll(model, mean.tokenizer, list(zip(*lines, strict=True)), tags=info.direction.tags)
     return Candidate(chosen=chosen, evaluation=evaluation, nll=nll)
 
 

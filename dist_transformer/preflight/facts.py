@@ -145,8 +145,6 @@ def look_at(path: Path) -> Volume:
     """Find the free bytes of a folder, or of its nearest existing parent, and try to write a file there."""
     place = existing(path)
     try:
-        if not place.is_dir():
-            return Volume(path=str(path), problem=f"{place} is a file, not a folder")
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x")
             file.flush()
