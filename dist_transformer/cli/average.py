@@ -42,7 +42,6 @@ from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:
-    from dist_transformer.averaging.choice import ChosenWeights
     from dist_transformer.averaging.sweep import Candidate, Sweep
 
 
@@ -69,7 +68,8 @@ def average_once(settings: AverageSettings) -> None:
 
     with tqdm(bar_format="{desc}", desc="comparing with the newest weight file", disable=None, leave=False):
         chosen = choose_better(settings)
-    print_warnings(chosen)
+    for warning in chosen.warnings:
+        caution(warning)
     if chosen.how:
         say(f"chosen: {chosen.how}")
     info = write_mean(chosen, settings.out)
@@ -80,11 +80,6 @@ def average_once(settings: AverageSettings) -> None:
 def say_next(out: Path, info: ModelInfo) -> None:
     first, *others = info.all_directions
     say(f"next: {translate_command([out], Loading(direction=first.name if others else None))}")
-
-
-def print_warnings(chosen: "ChosenWeights") -> None:
-    for warning in chosen.warnings:
-        caution(warning)
 
 
 def run_sweep(settings: AverageSettings, world: World) -> None:
@@ -106,7 +101,8 @@ def run_sweep(settings: AverageSettings, world: World) -> None:
 
 def print_candidate(candidate: "Candidate") -> None:
     """Print a candidate's score as soon as it is known."""
-    print_warnings(candidate.chosen)
+    for warning in candidate.chosen.warnings:
+        caution(warning)
     say(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from backports import zstd
 
-from dist_transformer.averaging.choice import best_weights
+from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
@@ -125,7 +125,7 @@ def read_ledger_file(lab: Lab) -> None:
 def read_metrics(lab: Lab) -> None:
     load_run(lab.folder / "run")
     truncate_jsonl(Path(shutil.copy(lab.folder / "run/metrics.jsonl", lab.folder / "copy.jsonl")), 3)
-    best_weights(lab.folder / "run", 1, "nll")
+    choose_weights(lab.folder / "run", best=1, by="nll")
 
 
 def read_marian(lab: Lab) -> None:
