@@ -89,7 +89,7 @@ def print_warnings(chosen: "ChosenWeights") -> None:
 
 def run_sweep(settings: AverageSettings, world: World) -> None:
     from dist_transformer.averaging.sweep import choose, sweep
-    from dist_transformer.runtime.distributed import on_all_ranks
+    from dist_transformer.runtime.distributed import by_main
 
     def check() -> None:
         refuse_other_content(settings.out)
@@ -101,7 +101,7 @@ def run_sweep(settings: AverageSettings, world: World) -> None:
 
     with joined(world, values_of(settings), check) as device:
         result = sweep(settings, device, print_candidate if world.is_main else lambda _: None)
-        on_all_ranks(lambda: print_best(result) if world.is_main else None)
+        by_main(lambda: print_best(result))
 
 
 def print_candidate(candidate: "Candidate") -> None:
