@@ -84,7 +84,7 @@ def say_next(out: Path, info: ModelInfo) -> None:
 
 def run_sweep(settings: AverageSettings, world: World) -> None:
     from dist_transformer.averaging.sweep import choose, sweep
-    from dist_transformer.runtime.distributed import on_all_ranks
+    from dist_transformer.runtime.distributed import by_main
 
     def check() -> None:
         refuse_other_content(settings.out)
@@ -96,7 +96,7 @@ def run_sweep(settings: AverageSettings, world: World) -> None:
 
     with joined(world, values_of(settings), check) as device:
         result = sweep(settings, device, print_candidate if world.is_main else lambda _: None)
-        on_all_ranks(lambda: print_best(result) if world.is_main else None)
+        by_main(lambda: print_best(result))
 
 
 def print_candidate(candidate: "Candidate") -> None:

@@ -18,8 +18,8 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.model.transformer import parameter_shapes
 from dist_transformer.model_folder import load_model, read_model_info
-from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.folder import run_identity
 from dist_transformer.run.layout import step_name
 from tests.averaging.conftest import (

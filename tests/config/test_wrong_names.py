@@ -98,11 +98,6 @@ def test_an_unknown_keyword_of_a_function_leads_to_ours() -> None:
         search(xyz=2, lenpen=1)
 
 
-def test_a_wrong_choice_has_the_nearest_one() -> None:
-    with pytest.raises(UserError, match=r"^--precision fp16 is unknown: did you mean bf16\?$"):
-        run(["translate", "--model", "a", "--precision", "fp16"])
-
-
 def test_words_that_are_no_flags_are_taken() -> None:
     check = wrong_names.refuse_wrong_flags
     check(["-0.5", "-", "a-b", "-- a", "-d a b", "--", "--xyz"], [])
