@@ -21,14 +21,14 @@ syntax: "{figures[test][bleu]:.1f} BLEU". The newest rows come first. The last c
 and links the file.
 """
 
-import argparse
 import re
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measure import ROOT
+from benchmarks.measure import ROOT, read_flags
 from benchmarks.rows import markdown_line, markdown_table
 from dist_transformer.base.errors import UserError
 from dist_transformer.config import wrong_names
@@ -40,11 +40,12 @@ _BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
+_TRAINING = ("preset", "ours", "MarianMTModel, Trainer", "loop", "compiled", "torch.nn.Transformer")
 # One table per question, whose rows can be compared.
 TABLES: dict[str, tuple[str, ...]] = {
     "race": ("trainer", "BLEU 15", "20", "25", "tokens per CPU second", "BLEU at the end, beam 4", "peak MiB"),
-    "training": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
-    "training_gpu": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
+    "training": _TRAINING,
+    "training_gpu": _TRAINING,
     "steps_gpu": ("step", "tokens per second", "milliseconds", "tokens", "peak GiB", "launches"),
     "decoding": ("model", "ours", "ours, bf16", "ours, int8", "transformers", "CTranslate2", "CTranslate2, int8"),
     "decoding_gpu": ("model", "ours", "transformers", "CTranslate2", "CTranslate2, int8"),
@@ -150,8 +151,16 @@ TOOLKITS = {
 """Toolkits by their letters in the file."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Flags."""
+
+    check: bool = False
+    """Only compare; exit with status 1 if they differ."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = read_flags(Settings)
     pages = read_pages()
     tables = {"highlights": make_highlights(), "costs": cost_table(), **foreign_tables(), **make_tables()}
     wanted = fill_pages(pages, tables)
@@ -281,11 +290,3 @@ def _names(words: str, letters: str, *, dashes: str = "--") -> str:
 
 def _marked(text: str) -> str:
     return _CODE.sub(r"`\g<0>`", text)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if they differ (default: write)")
-    return parser.parse_args()

@@ -21,7 +21,7 @@ from dist_transformer.cli.command import COMMANDS
 _PAUSE = 0.01
 _PROGRAM = ("-m", "dist_transformer")
 _RUN = ("train", "--preset", "tiny", "--data", "data", "--max-steps", "1", "--log-every", "1", "--run-dir")
-FIRST_STEP, LINE, DEMO = "the first step of tiny", "translate one line", "demo"
+FIRST_STEP, LINE = "the first step of tiny", "translate one line"
 WAITS: dict[str, tuple[str, ...]] = {
     "import torch": ("-c", "import torch"),
     "--help": (*_PROGRAM, "--help"),
@@ -38,8 +38,6 @@ class StartBenchmark(Part):
 
     rounds: int = 5
     """Rounds; medians are reported."""
-    demo: bool = False
-    """Also time the whole demo, once."""
 
     def measure(self) -> Measured:
         figures = run_start_benchmark(self)
@@ -71,8 +69,6 @@ def run_start_benchmark(settings: StartBenchmark) -> dict[str, Any]:
                 found[name].append(wait_for(words, folder))
             found[FIRST_STEP].append(wait_for((*_PROGRAM, *_RUN, f"run{number}"), folder, until="step 1"))
             say(f"round {number + 1} of {settings.rounds}")
-        if settings.demo:
-            found[DEMO] = [wait_for((*_PROGRAM, "demo"), folder)]
     return {
         "waits": {
             name: {
