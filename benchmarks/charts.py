@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 
 _LABEL_POINTS = 8
 _DATA = {
-    "ids, read at random": {
-        "read_tokens": "ours",
-        "datasets_random_arrow": "datasets, Arrow",
-    },
     "tensors of a training, from planning on": {
         "feed": "ours, 1 pack per micro-batch",
         "feed_8_packs": "ours, 8 packs per micro-batch",

@@ -1,7 +1,6 @@
-"""Benchmark of the data pipeline with one process and one thread, compared with the libraries that could replace it.
+"""Benchmark of the data pipeline with one process and one thread; preparation is compared with `tokenizers`.
 
-Rates are target tokens per CPU second (`</s>` included). All contenders read the same sentences. Peers only return the
-ids of both sides: they plan no batches and build no tensors.
+Rates are target tokens per CPU second (`</s>` included).
 """
 
 import itertools
@@ -26,7 +25,7 @@ from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.loader import open_training_data
-from dist_transformer.data.loading.packing import Budgets, Pack
+from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Position, resolve_budgets
 from dist_transformer.data.loading.prefetch import steps_of_a_block
 from dist_transformer.data.loading.statistics import first_epoch
@@ -35,14 +34,12 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.training.trainer import existing_objects_spared
 
-# Packs that are read repeatedly. Their shards stay in memory, like those of a window in training.
-_PACKS = 256
 BATCH = BatchConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataBenchmark(Part):
-    """Planning, reading, building and preparing, compared with `datasets` and `tokenizers`."""
+    """Planning, reading, building, and preparing, which is compared with `tokenizers`."""
 
     data: Path
     """Data folder."""
@@ -65,9 +62,9 @@ class DataBenchmark(Part):
         split = folder.train
         budgets = resolve_budgets(BATCH, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
         with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as name:
-            say("rates: planning, reading, feeding, datasets, preparation")
+            say("rates: planning, feeding, preparation")
             scratch = Path(name)
-            works = own_works(split, budgets, self) | peer_works(split, budgets, self)
+            works = feeding_works(split, budgets, self)
             works |= preparation_works(folder, scratch, pairs=self.text_pairs, seed=self.seed)
             with existing_objects_spared():
                 rates = measure_rates(works, seconds=self.seconds, repeats=self.repeats)
@@ -76,9 +73,6 @@ class DataBenchmark(Part):
             say(f"memory of preparing {self.memory_pairs:,} pairs, and ten times as many")
             memory = preparation_memory(folder, scratch, pairs=self.memory_pairs, seed=self.seed)
         figures = {
-            "threads": 1,
-            "seconds_per_measure": self.seconds,
-            "repeats": self.repeats,
             "pairs": split.info.pairs,
             "shards": len(split.info.shards),
             "target_tokens_per_second": rates,
@@ -113,23 +107,18 @@ def data_table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Make our works: planning alone, ids of warm shards, and all that feeds a training on one rank.
+def feeding_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
+    """Make the works of a training's data: planning alone, and all that feeds a training on one rank.
 
     To feed a training is to plan, to read and verify the shards of each window, and to build complete tensors, with one
     or 8 packs per micro-batch. The cost per micro-batch counts most with one pack; a GPU computes more packs at once.
     """
-    packs = first_packs(split, budgets, settings)
 
     def planning() -> Iterator[int]:
-        plan = make_plan(split, budgets, settings)
+        windows, seed = BATCH.window_shards, settings.seed
+        plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=windows, seed=seed)
         for step in plan.steps(Position(), BATCH.packs_per_step):
             yield step.target_tokens
-
-    def reading() -> Iterator[int]:
-        for pack in itertools.cycle(packs):
-            split.tokens(pack.pair_ids)
-            yield pack.target_tokens
 
     def feeding(packs_at_once: int) -> Iterator[int]:
         data = open_training_data(
@@ -147,25 +136,7 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
             yield sum(step.target_tokens for step in block)
             size = steps_of_a_block(block, 1)
 
-    return {"plan": planning(), "read_tokens": reading(), "feed": feeding(1), "feed_8_packs": feeding(8)}
-
-
-def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Make the work of `datasets` on the same shards, in our packs, as Arrow, which is faster than as rows."""
-    import datasets
-
-    files = [str(split.folder / shard.file) for shard in split.info.shards]
-    packs = first_packs(split, budgets, settings)
-    tables = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files]).with_format("arrow")
-
-    def reading() -> Iterator[int]:
-        for pack in itertools.cycle(packs):
-            table = tables[pack.pair_ids]
-            # Lay out the ids of both sides for use.
-            lengths = [len(table[side].combine_chunks().flatten().to_numpy()) for side in ("src", "tgt")]
-            yield lengths[1] + table.num_rows
-
-    return {"datasets_random_arrow": reading()}
+    return {"plan": planning(), "feed": feeding(1), "feed_8_packs": feeding(8)}
 
 
 def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
@@ -233,20 +204,3 @@ def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> t
         lines = [side.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
     return files, len(target) + len(chosen)
-
-
-def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
-    return Plan(
-        split.lengths,
-        split.shard_starts,
-        budgets=budgets,
-        window_shards=BATCH.window_shards,
-        seed=settings.seed,
-    )
-
-
-def first_packs(split: Split, budgets: Budgets, settings: DataBenchmark) -> list[Pack]:
-    """List the first packs of the first epoch."""
-    steps = make_plan(split, budgets, settings).steps(Position(), 1)
-    first = itertools.takewhile(lambda step: step.epoch == 0, itertools.islice(steps, _PACKS))
-    return [pack for step in first for pack in step.packs if pack]

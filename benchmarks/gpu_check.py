@@ -108,15 +108,11 @@ def advice(out: Path) -> Iterator[str]:
                 f"{packs} pack(s) at a time: compiled {compiled:,.0f}, not compiled {plain:,.0f}: "
                 f"--compile auto should be {'on' if compiled > _PAYS * plain else 'off'}"
             )
-    best = max((step for name, step in steps.items() if name.startswith("step-")), key=_share, default=None)
+    measured = [step for name, step in steps.items() if name.startswith("step-")]
+    reached = [step["share_of_product_rate"] * step["product_flops_per_second"] for step in measured]
     kind = GPUS.get(device_name())
-    if best is not None and kind is not None and kind.bf16_tflops is not None:
-        share = _share(best) * best["product_flops_per_second"] / (kind.bf16_tflops * 1e12)
-        yield f"cost/hardware.py: MFU = {share:.2f}"
-
-
-def _share(step: dict[str, Any]) -> float:
-    return float(step["share_of_product_rate"])
+    if reached and kind is not None and kind.bf16_tflops is not None:
+        yield f"cost/hardware.py: MFU = {max(reached) / (kind.bf16_tflops * 1e12):.2f}"
 
 
 def data_of(suite: Suite) -> Path:

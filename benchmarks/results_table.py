@@ -60,27 +60,19 @@ TABLES: dict[str, tuple[str, ...]] = {
 """Columns of the tables by their names, without the last."""
 _MEASURED = "measured on"
 
-
-class Highlight(NamedTuple):
-    """A line of the table in README.md: a result in one sentence that can be read aloud."""
-
-    file: str
-    what: str
-    result: str
-
-
 _TRAINING_ON_A_CPU = (
     "{figures[train-tiny][fastest_marian][ours_to_this]:.1f} (`tiny`) and "
     "{figures[train-base][fastest_marian][ours_to_this]:.1f} (`base`) times the rate of transformers' MarianMTModel"
 )
-# At most eight: README.md answers a newcomer's first questions, docs/benchmarks.md has the other results.
+# Files, subjects, and results in one sentence that can be read aloud. At most eight: README.md answers a newcomer's
+# first questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
-    Highlight(
+    (
         "quality/multi30k-rdrop.json",
         "Multi30k, English to German, with R-Drop",
         "{figures[mean][bleu_tokenized]:.1f} BLEU, mean of three seeds; published: {figures[published_tokenized]:.2f}",
     ),
-    Highlight(
+    (
         "speed/race-cpu-amd-epyc-avx-512-bf16.json",
         "CPU seconds to {figures[goals][1]} BLEU, captions",
         "{figures[toolkits][ours][cpu_seconds_to_bleu][bleu_20][median]:,.0f}; compiled MarianMTModel "
@@ -89,17 +81,15 @@ HIGHLIGHTS = [
         "Trainer {figures[toolkits][trainer][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
         "Marian {figures[toolkits][marian][cpu_seconds_to_bleu][bleu_20][median]:,.0f}",
     ),
-    Highlight(
+    (
         "speed/gpu-check-h100.json",
         "`big` on one GPU",
         "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding: "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
-    Highlight("speed/bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
-    Highlight(
-        "speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU
-    ),
-    Highlight(
+    ("speed/bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
+    ("speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
+    (
         "speed/decode-width512.json",
         "Decoding on a CPU, width {figures[width]}, sentences per CPU second",
         "{figures[contenders][ours_int8][sentences_per_second][median]:,.0f} in int8, "
@@ -107,12 +97,12 @@ HIGHLIGHTS = [
         "{figures[contenders][int8][sentences_per_second][median]:,.0f} in int8, `generate` "
         "{figures[contenders][generate][sentences_per_second][median]:,.0f}",
     ),
-    Highlight(
+    (
         "faults/faults.json",
         "{figures[faults]:,} injected faults",
         "{figures[passed]:,} runs resumed exactly, or stopped with one clear sentence",
     ),
-    Highlight(
+    (
         "quality/export.json",
         "One model in three programs",
         "{figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers, "

@@ -55,15 +55,11 @@ LABELS = {
 }
 """Contenders, in the order of the table."""
 NEEDS = {
-    "ours": ("deepspeed",),
-    "stock": ("deepspeed",),
-    "plain": (),
-    "torch": (),
+    **dict.fromkeys(("ours", "stock"), ("deepspeed",)),
     "trainer": ("transformers", "accelerate", "datasets"),
-    "compiled": ("transformers",),
-    "loop": ("transformers",),
+    **dict.fromkeys(("compiled", "loop"), ("transformers",)),
 }
-"""Packages that a contender needs, besides those that all need."""
+"""Packages that some contenders need."""
 _SAMPLE_PAIRS = 20_000
 _VALID_PAIRS = 100
 # Largest relative differences between the losses of the same model on the same text, from the same weights.
@@ -259,7 +255,7 @@ def choose(peers: Sequence[str]) -> list[str]:
     for name, label in LABELS.items():
         if name not in ("ours", *peers):
             continue
-        if missing := missing_packages(NEEDS[name]):
+        if missing := missing_packages(NEEDS.get(name, ())):
             say(f"left out, because {missing} is not installed: {label}")
         else:
             names.append(name)

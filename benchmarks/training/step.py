@@ -144,7 +144,6 @@ def profile_steps(train: Callable[[int], object], steps: int, *, trace: Path | N
             {"name": name[:120], "milliseconds": total[name], "times": len(kernels[name]) / steps} for name in slowest
         ],
         "launches": sum(map(len, kernels.values())) / steps,
-        "calls": {name: count / steps for name, count in calls.items() if name.startswith(("cuda", "cu"))},
         # With two profiled steps, two of the waits per step belong to the benchmark's clock.
         "waits": {name: calls[name] / steps for name in _WAITS if calls[name]},
     }

@@ -14,7 +14,7 @@ PROGRAM = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from benchmarks import bench, gpu_slot
+from benchmarks import gpu_slot
 from dist_transformer.base.errors import exit_on_user_error
 
 def good(work):
@@ -32,7 +32,7 @@ def fails(work):
     yield "first", 1
     raise RuntimeError("no such kernel")
 
-torch.cuda.is_available, bench.device_name = lambda: True, lambda: "none"
+torch.cuda.is_available, gpu_slot.device_name = lambda: True, lambda: "none"
 gpu_slot.CHECKS = {{
     "good": gpu_slot._Check(1, 120, good),
     "hangs": gpu_slot._Check(2, 30, hangs),
