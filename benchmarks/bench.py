@@ -34,7 +34,6 @@ TEXTS = {
 }
 """Texts of a data folder, and the flags of `prepare` for their two sides."""
 TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
-SOURCE, TARGET = "en", "de"
 _SHARED = ("corpus", "synthetic", "date", "machine", "commands", "seeds", "wall_seconds")
 PARTS = ("start", "data", "train-tiny", "train-base", "decode-tiny", "decode-base")
 # The models that decode, trained on Multi30k: a vocabulary, and flags of training. They end their sentences.
@@ -123,7 +122,7 @@ class Suite:
         Raises:
             UserError: a file is missing.
         """
-        files = [self.corpora / f"{name}.{language}" for language in (SOURCE, TARGET)]
+        files = [self.corpora / f"{name}.{language}" for language in ("en", "de")]
         for file in files:
             if not file.is_file():
                 raise UserError(f"{file} does not exist: add it, or name another folder with --data or {CORPORA}")
@@ -137,7 +136,6 @@ class Suite:
         """Return a data folder, which is made unless it exists."""
         folder = self.work / f"{corpus}-{vocab_size}"
         if not (folder / "index.json").exists():
-            self.work.mkdir(parents=True, exist_ok=True)
             texts = [word for text, flags in TEXTS[corpus].items() for word in self.pairs(f"{corpus}/{text}", *flags)]
             self.run("prepare", *texts, "--vocab-size", vocab_size, "--corpus", corpus, "--out", folder)
         return folder
@@ -153,13 +151,13 @@ class Suite:
     def measure(self, part: str, *command: object) -> dict[str, Any]:
         """Run tools/benchmark.py with `command`, which has no --json, and return its result."""
         file = self.work / f"{part}.json"
-        self.work.mkdir(parents=True, exist_ok=True)
         # Training flags, if there are any, must come last.
         self.run("tools/benchmark.py", command[0], "--json", file, *command[1:])
         return read_json(file)
 
     def run(self, name: str, *arguments: object) -> None:
         """Print a command of dist-transformer, or a script of tools/, and run it."""
+        self.work.mkdir(parents=True, exist_ok=True)
         is_script = name.endswith(".py")
         command = [sys.executable, ROOT / name, *arguments] if is_script else own_command(name, *arguments)
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())

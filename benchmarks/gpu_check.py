@@ -84,7 +84,6 @@ def passes(part: str, settings: Settings) -> bool:
         corpora = find_corpora(settings.data)
         if corpora is None and part not in ("tests", "kernels"):
             raise UserError(f"part {part} needs text: name the folder of corpora with {CORPORA} or --data")
-        settings.work.mkdir(parents=True, exist_ok=True)
         suite = Suite(corpora=corpora or Path(), work=settings.work, deadline=time.monotonic() + _PART_SECONDS)
         # Each result is written at once, so that it is kept when time runs out.
         for name, result in PARTS[part](suite):

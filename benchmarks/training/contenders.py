@@ -157,12 +157,12 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        apart = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
-        for weight, master in apart:
+        cast = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
+        for weight, master in cast:
             master.grad = None if weight.grad is None else weight.grad.float()
         result = super().step(closure)
-        if apart:
-            torch._foreach_copy_([weight for weight, _ in apart], [master for _, master in apart])
+        if cast:
+            torch._foreach_copy_([weight for weight, _ in cast], [master for _, master in cast])
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -16,19 +16,12 @@ from tests.conftest import run_command
 
 pytestmark = pytest.mark.slice(name="benchmarks")
 
-BUDGETS = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
 
-
-@pytest.fixture
-def settings(toy_data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> DataBenchmark:
-    """Packs of 512 tokens, two in a step."""
+def test_our_work_is_counted_in_target_tokens(toy_data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning alone, and feeding, of steps of two packs of 512 tokens."""
     monkeypatch.setattr(data, "BATCH", replace(data.BATCH, max_target_tokens=512, packs_per_step=2))
-    return DataBenchmark(data=toy_data.path)
-
-
-def test_our_work_is_counted_in_the_tokens_of_its_packs(toy_data: DataFolder, settings: DataBenchmark) -> None:
-    """Planning alone, and feeding: a step of two packs at a time, all pairs of an epoch."""
-    works = feeding_works(toy_data.train, BUDGETS, settings)
+    budgets = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
+    works = feeding_works(toy_data.train, budgets, DataBenchmark(data=toy_data.path))
     planned = list(itertools.islice(works["plan"], 3))
     assert all(512 < tokens <= 2 * 512 for tokens in planned[:3])
     for name in ("feed", "feed_8_packs"):
