@@ -227,6 +227,7 @@ def answer(serve: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
     # Libraries print, too.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
 
     def write() -> None:
         for found in serve(map(json.loads, sys.stdin)):
