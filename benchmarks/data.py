@@ -186,7 +186,9 @@ def preparation_memory(folder: DataFolder, scratch: Path, *, pairs: int, seed: i
     for name, (source, target) in {"1x": files, "10x": longer}.items():
         out = scratch / f"memory-{name}"
         words = ["prepare", "--src", source, "--tgt", target, "--tokenizer", folder.path / TOKENIZER_FILE]
-        wait = wait_for(("-m", "dist_transformer", *map(str, words), "--workers", "1", "--out", str(out)), str(scratch))
+        words += ["--src-lang", folder.index.source_language, "--tgt-lang", folder.index.target_language]
+        words += ["--workers", 1, "--out", out]
+        wait = wait_for(("-m", "dist_transformer", *map(str, words)), str(scratch))
         read = DataFolder.open(out).index.pairs_read
         found[name] = {"pairs": read, "seconds": wait.seconds, "peak_mib": wait.peak_mib}
         shutil.rmtree(out)

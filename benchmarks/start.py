@@ -26,7 +26,6 @@ WAITS: dict[str, tuple[str, ...]] = {
     "import torch": ("-c", "import torch"),
     "--help": (*_PROGRAM, "--help"),
     **{f"{command} --help": (*_PROGRAM, command, "--help") for command in COMMANDS},
-    "a wrong flag of train": (*_PROGRAM, "train", "--wrong"),
     LINE: (*_PROGRAM, "translate", "--model", "model"),
 }
 """Arguments of Python by what is waited for, to the end of the process."""
@@ -88,9 +87,9 @@ def wait_for(words: tuple[str, ...], folder: str, *, until: str | None = None) -
         until: text of a line of its output; `seconds` end there.
 
     Raises:
-        UserError: no line has that text.
+        UserError: it fails, or no line has that text.
     """
-    began, seen = time.monotonic(), None
+    began, seen, line = time.monotonic(), None, ""
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
@@ -121,9 +120,11 @@ def wait_for(words: tuple[str, ...], folder: str, *, until: str | None = None) -
         for line in process.stdout:
             if until is not None and seen is None and until in line:
                 seen = time.monotonic() - began
-        _, _, usage = os.wait4(process.pid, 0)
-        process.returncode = 0
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     watcher.join()
+    if process.returncode != 0:
+        raise UserError(f"{' '.join(words)} ended with status {process.returncode}: {line.strip()}")
     if until is None:
         seen = time.monotonic() - began
     if seen is None:

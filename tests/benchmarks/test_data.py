@@ -11,7 +11,7 @@ from benchmarks import data
 from benchmarks.data import DataBenchmark, feeding_works, preparation_works
 from benchmarks.results_table import make_lines, read_result
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.data.loading.plan import Budgets
+from dist_transformer.data.loading.plan import resolve_budgets
 from tests.conftest import run_command
 
 pytestmark = pytest.mark.slice(name="benchmarks")
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slice(name="benchmarks")
 def test_our_work_is_counted_in_target_tokens(toy_data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning alone, and feeding, of steps of two packs of 512 tokens."""
     monkeypatch.setattr(data, "BATCH", replace(data.BATCH, max_target_tokens=512, packs_per_step=2))
-    budgets = Budgets(max_source_tokens=512, max_target_tokens=512, max_sentences=64)
+    info = toy_data.train.info
+    budgets = resolve_budgets(data.BATCH, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
     works = feeding_works(toy_data.train, budgets, DataBenchmark(data=toy_data.path))
     planned = list(itertools.islice(works["plan"], 3))
     assert all(512 < tokens <= 2 * 512 for tokens in planned[:3])

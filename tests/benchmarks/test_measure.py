@@ -109,7 +109,9 @@ def test_a_wait_by_a_process_that_is_known(tmp_path: Path) -> None:
     part = start.wait_for(("-c", _WORK), str(tmp_path), until="read a line")
     assert 0.5 < part.seconds < whole.seconds + 10
     with pytest.raises(UserError, match="did not print 'nothing'"):
-        start.wait_for(("-c", _WORK), str(tmp_path), until="nothing")
+        start.wait_for(("-c", "print('a line')"), str(tmp_path), until="nothing")
+    with pytest.raises(UserError, match="ended with status 3: the reason"):
+        start.wait_for(("-c", "print('the reason'); exit(3)"), str(tmp_path))
 
 
 @pytest.mark.slice(name="benchmarks")
