@@ -20,7 +20,7 @@ tools/results_table.py updates the tables of README.md and docs/.
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ def measure_peers(suite: Suite) -> Results:
     yield from measure_decoding(suite, ending="-peers", peers=["generate", "ctranslate2"])
 
 
-PARTS = {
+PARTS: dict[str, Callable[[Suite], Results]] = {
     "data": make_data,
     "tests": run_tests,
     "kernels": measure_kernels,
