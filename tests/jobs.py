@@ -14,15 +14,12 @@ from safetensors.torch import load_file
 from benchmarks.launching import overridden
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import free_port
-from tests.commands import Begun
+from tests.commands import Begun, rank_variables
 from tests.conftest import ROOT, allow_interrupts, begin_python, deepspeed_command
+from tests.support.tiny import TINY_FLAGS
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
-SMALL = (
-    *("--preset", "tiny", "--model.width", "32", "--model.ffn-width", "64", "--model.heads", "2"),
-    *("--model.encoder-layers", "1", "--model.decoder-layers", "1", "--batch.max-target-tokens", "256"),
-    *("--optimizer.warmup-steps", "10", "--log-every", "1"),
-)
+SMALL = (*TINY_FLAGS, "--optimizer.warmup-steps", "10", "--log-every", "1")
 # Seconds, on a machine that is busy with other things.
 PATIENCE = 300
 
@@ -47,19 +44,15 @@ class Job:
 
     def start_ranks(self, world: int = 2, *, absent: Collection[int] = (), port: int | None = None) -> "Job":
         """Without any launcher, and without the `absent` ranks."""
-        port = port or free_port()
-        for rank in (rank for rank in range(world) if rank not in absent):
-            environment = self._of_rank(rank, world, port)
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+        for rank in sorted(set(range(world)) - set(absent)):
+            environment = {**self.environment, **master, **rank_variables(rank, world)}
             if self.threads == 1:
                 self.processes.append(begin_python(WORKER, *self.arguments, output=self.log, **environment))
             else:
                 # As many threads as its libraries have found at their start.
                 self._start([sys.executable, WORKER, *self.arguments], environment)
         return self
-
-    def _of_rank(self, rank: int, world: int, port: int) -> dict[str, str]:
-        named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-        return {**self.environment, "MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in named.items()}}
 
     def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
         command = deepspeed_command(world)
