@@ -1,6 +1,7 @@
 """Trainings as users start them: real processes of one launch, their output in one file."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,11 +60,23 @@ class Job:
         self._start([*command[:-1], port or command[-1], WORKER, *self.arguments], self.environment)
         return self
 
-    def _start(self, command: Sequence[object], environment: dict[str, str]) -> None:
+    def start_apart(self, folder: Path, rank: int, port: int) -> "Job":
+        """Start one of two ranks, by the code that it finds from its folder."""
+        command = [sys.executable, "-m", "dist_transformer", "train", *self.arguments]
+        self._start(command, {**self._of_rank(rank, 2, port), "PYTHONPATH": str(ROOT)}, folder)
+        return self
+
+    def start_shell(self, command: Sequence[object], redirected: str) -> "Job":
+        """Start a user's own command, with redirections."""
+        words = shlex.join(map(str, [*command, *self.arguments]))
+        self._start(["bash", "-c", f"{words} {redirected}; exit ${{PIPESTATUS[0]}}"], self.environment)
+        return self
+
+    def _start(self, command: Sequence[object], environment: dict[str, str], folder: Path = ROOT) -> None:
         with self.log.open("ab") as log:
             started = subprocess.Popen(
                 [str(word) for word in command],
-                cwd=ROOT,
+                cwd=folder,
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -112,6 +125,10 @@ class Job:
     @property
     def output(self) -> str:
         return self.log.read_text(errors="replace")
+
+    @property
+    def ledger(self) -> str:
+        return (self.run_dir / "ledger.jsonl").read_text()
 
     @property
     def checkpoints(self) -> list[str]:
