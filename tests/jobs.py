@@ -45,15 +45,19 @@ class Job:
 
     def start_ranks(self, world: int = 2, *, absent: Collection[int] = (), port: int | None = None) -> "Job":
         """Without any launcher, and without the `absent` ranks."""
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+        port = port or free_port()
         for rank in sorted(set(range(world)) - set(absent)):
-            environment = {**self.environment, **master, **rank_variables(rank, world)}
+            environment = self._of_rank(rank, world, port)
             if self.threads == 1:
                 self.processes.append(begin_python(WORKER, *self.arguments, output=self.log, **environment))
             else:
                 # As many threads as its libraries have found at their start.
                 self._start([sys.executable, WORKER, *self.arguments], environment)
         return self
+
+    def _of_rank(self, rank: int, world: int, port: int) -> dict[str, str]:
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return {**self.environment, **master, **rank_variables(rank, world)}
 
     def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
         command = deepspeed_command(world)
