@@ -1,4 +1,4 @@
-"""What is installed, how, and in which versions: pyproject.toml, constraints.txt and the Makefile."""
+"""Installation: pyproject.toml, constraints.txt and the Makefile."""
 
 import ast
 import os
@@ -109,7 +109,7 @@ def test_every_import_of_peers_and_tests_is_declared() -> None:
 
 
 def test_which_torch_is_left_in_place() -> None:
-    """As in NVIDIA's images, whose pre-releases pip must not replace."""
+    """NVIDIA's images have pre-releases, which pip must not replace."""
     of_nvidia = ("2.12.0a0+6a1bc3f.nv26.03", "2.16.0a0+1234567.nv26.11")
     versions = ("2.10.0", "2.11.0", "2.13.0+cpu", "2.15.0+cu132", *of_nvidia, "3.0.0")
     # pip asks this of what is installed; it would fetch no pre-release.

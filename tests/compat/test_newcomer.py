@@ -61,7 +61,7 @@ def environment_of(clone: Path) -> dict[str, str]:
 
 
 def test_from_a_text_to_a_translation(clone: Path) -> None:
-    """By the commands that are printed."""
+    """The command that a training prints makes the model."""
     run(clone, "dist-transformer", "prepare", "--toy", "3000", "--vocab-size", "500", "--out", "data/toy")
     places = ("--data", "data/toy", "--run-dir", "runs/toy")
     said = run(clone, "dist-transformer", "train", *SMALL, *places, "--max-steps", "150")

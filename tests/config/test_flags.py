@@ -39,7 +39,7 @@ def test_base_is_the_preset_when_none_is_given() -> None:
 
 
 def test_settings_have_flags_of_their_names() -> None:
-    """Those of groups that lie flat, and nested ones; also before the preset that they override."""
+    """Groups that lie flat, and nested ones; also before the preset that they override."""
     flags = (
         "--max-steps 7 --save-every 3 --patience 4 --precision fp32 --resume never --deepspeed_config zero2.json "
         "--model.width 64 --model.norm pre --model.tie-embeddings none --batch.packs-per-step 4 "

@@ -49,7 +49,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is certainly on the disk, and what may be."""
+    """Content that is certainly on the disk, and content that may be."""
 
     names: dict[int, tuple[Names, ...]]
     """The entries that each folder has had since its last flush, the flushed ones first."""
@@ -58,7 +58,7 @@ class Moment:
     moves: tuple[tuple[Version, Version], ...]
     """Moves from one folder to another: entries of the two that are there together or not at all."""
     promises: tuple[Any, ...]
-    """What the program has said to be done: it must survive."""
+    """All that the program has said to be done: it must survive."""
 
     def allows(self, kept: dict[int, int]) -> bool:
         """Decide whether the first `kept` of the open changes of each folder leave every file in one place."""
@@ -97,7 +97,7 @@ class Moment:
 
 
 def _place(versions: tuple[Names, ...], names: Names) -> int:
-    """Where some entries are among those of their folder; 0 if a flush has gone past them."""
+    """Find some entries among those of their folder; 0 if a flush has gone past them."""
     return next((place for place, version in enumerate(versions) if version is names), 0)
 
 

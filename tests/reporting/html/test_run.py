@@ -103,7 +103,7 @@ def test_the_best_validation_is_the_first_of_equal_ones(
 
 
 def test_the_bleu_of_the_headline(run_dir: Path, read_page: ReadPage) -> None:
-    """That of a score file, or of the newest validation, whose signature the samples have."""
+    """A score file has it, or the newest validation, whose signature the samples have."""
 
     def headline() -> list[str]:
         return [words(part) for part in read_page(run_dir).xpath("//header/div[@class='bleu']/*")]
