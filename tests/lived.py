@@ -4,12 +4,9 @@ import shutil
 from pathlib import Path
 
 from tests.commands import Commands
+from tests.support.tiny import TINY_FLAGS
 
-_FLAGS = (
-    "--preset tiny --model.width 16 --model.heads 2 --model.ffn-width 16 --model.encoder-layers 1 "
-    "--model.decoder-layers 1 --batch.max-target-tokens 256 --validate-sentences 4"
-)
-SMALL = tuple(_FLAGS.split())
+SMALL = (*TINY_FLAGS, "--validate-sentences", "4")
 TRAIN = ("train", *SMALL, "--data", "data", "--run-dir")
 NEWEST = "run/checkpoints/step-00000002"
 

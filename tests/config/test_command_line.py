@@ -63,6 +63,7 @@ def test_flags_become_a_dataclass() -> None:
     # Parses share nothing.
     for place in (["f", *words], ["--folder", "f", *words], [*words, "--local_rank=1", "--folder=f"]):
         assert parsed(*place) == expected
+    assert parsed("--local_rank", "1", "f", *words) == parsed("f", *words, "--local-rank=1") == expected
     assert parsed("f", "--no-verify", "--hours", "None") == Settings(folder=Path("f"), search=Search())
 
 

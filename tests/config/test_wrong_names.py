@@ -49,6 +49,7 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Sequ
         ("prepare --num-workers 2", "--num-workers is not a flag here: use --workers"),
         ("fairseq-train", "'fairseq-train' is not a command: did you mean train?"),
         ("evalute", "'evalute' is not a command: did you mean evaluate?"),
+        ("translate --model a --precision fp16", "--precision fp16 is unknown: did you mean bf16?"),
     ],
 )
 def test_a_wrong_name_leads_to_ours(words: str, said: str) -> None:
