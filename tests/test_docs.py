@@ -51,7 +51,7 @@ def fenced(page: Path, kind: str) -> list[str]:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text("utf-8").splitlines()) <= 220
+    assert len(README.read_text("utf-8").splitlines()) <= 120
 
 
 def test_the_index_has_a_line_for_every_page() -> None:
@@ -67,10 +67,9 @@ def test_the_site_has_every_page_in_its_navigation() -> None:
     assert sorted(ROOT / name for name in names) == sorted(PAGES)
 
 
-def test_the_readme_lists_every_preset_with_its_size() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| (\d+) \+ (\d+) \| ([\d,]+) \| ([\d,]+) \|", README.read_text("utf-8"), re.MULTILINE
-    )
+def test_the_page_of_settings_lists_every_preset_with_its_size() -> None:
+    page = (DOCS / "settings.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \+ (\d+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE)
     shown = {name: tuple(int(number.replace(",", "")) for number in numbers) for name, *numbers in rows}
     assert shown == {
         name: (preset.model.encoder_layers, preset.model.decoder_layers, preset.model.width, preset.max_steps)
@@ -253,11 +252,5 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(line)
     assert len(ran) == 59
-    (example,) = fenced(README, "python")
-    python = [sys.executable, "-c", example]
-    done = subprocess.run(
-        python, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
     for name in ("test.hyp.de", "web.de", "web.sampled.de", "test.best.jsonl"):
         assert len((tmp_path / name).read_text(encoding="utf-8").splitlines()) == 20
