@@ -65,8 +65,8 @@ _TRAINING_ON_A_CPU = (
     "{figures[train-tiny][fastest_marian][ours_to_this]:.1f} (`tiny`) and "
     "{figures[train-base][fastest_marian][ours_to_this]:.1f} (`base`) times the rate of transformers' MarianMTModel"
 )
-# Files, subjects, and results in one sentence that can be read aloud. At most eight: README.md answers a newcomer's
-# first questions, docs/benchmarks.md has the other results.
+# Files, subjects, and results in one sentence that can be read aloud. At most five: README.md answers a newcomer's first
+# questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
     (
         "quality/multi30k-rdrop.json",
@@ -88,26 +88,11 @@ HIGHLIGHTS = [
         "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding: "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
-    ("speed/bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
-    ("speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU),
-    (
-        "speed/decode-width512.json",
-        "Decoding on a CPU, width {figures[width]}, sentences per CPU second",
-        "{figures[contenders][ours_int8][sentences_per_second][median]:,.0f} in int8, "
-        "{figures[contenders][ours_bf16][sentences_per_second][median]:,.0f} in bf16; CTranslate2 "
-        "{figures[contenders][int8][sentences_per_second][median]:,.0f} in int8, `generate` "
-        "{figures[contenders][generate][sentences_per_second][median]:,.0f}",
-    ),
+    ("speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU", _TRAINING_ON_A_CPU),
     (
         "faults/faults.json",
         "{figures[faults]:,} injected faults",
         "{figures[passed]:,} runs resumed exactly, or stopped with one clear sentence",
-    ),
-    (
-        "quality/export.json",
-        "One model in three programs",
-        "{figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers, "
-        "{figures[ctranslate2][bleu]:.2f} in CTranslate2",
     ),
 ]
 
