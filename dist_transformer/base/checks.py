@@ -41,8 +41,9 @@ def check_table(checks: Sequence[Check]) -> str:
     width = max(len(check.name) for check in checks)
     indent = " " * (width + 8)
     columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns)
-    unbroken = {"break_on_hyphens": False, "break_long_words": False}
-    wrap = partial(textwrap.wrap, width=columns, subsequent_indent=indent, **unbroken)
+    wrap = partial(
+        textwrap.wrap, width=columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
     lines = []
     for check in checks:
         state = "ok" if check.state == "ok" else check.state.upper()

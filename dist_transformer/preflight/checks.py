@@ -75,7 +75,10 @@ def _ranks(facts: Sequence[Facts]) -> Finding:
 
 def _versions(facts: Sequence[Facts]) -> Finding:
     names = dict.fromkeys(name for fact in facts for name in fact.versions)
-    found = {name: differences(facts, lambda fact, of=name: fact.versions.get(of, "not installed")) for name in names}
+    found = {
+        name: differences(facts, lambda fact, name=name: str(fact.versions.get(name, "not installed")))  # type: ignore[misc]
+        for name in names
+    }
     if apart := [f"{name} {text}" for name, (text, differ) in found.items() if differ]:
         remedy = "install the same versions and code on all nodes; one environment on a shared disk is best"
         return "fail", "; ".join(apart), remedy
