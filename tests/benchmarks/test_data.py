@@ -24,11 +24,11 @@ def test_our_work_is_counted_in_target_tokens(toy_data: DataFolder, monkeypatch:
     budgets = resolve_budgets(data.BATCH, source_tokens=info.source_tokens, target_tokens=info.target_tokens)
     works = feeding_works(toy_data.train, budgets, DataBenchmark(data=toy_data.path))
     planned = list(itertools.islice(works["plan"], 3))
-    assert all(512 < tokens <= 2 * 512 for tokens in planned[:3])
+    assert all(512 < tokens <= 2 * 512 for tokens in planned)
     for name in ("feed", "feed_8_packs"):
         fed = list(itertools.islice(works[name], 3))
-        assert fed[0] == planned[0]
-        assert sum(fed) >= sum(planned)
+        assert 512 < fed[0] <= 2 * 512
+        assert sum(fed) > 3 * 512
 
 
 def test_the_same_text_is_prepared_and_encoded(toy_data: DataFolder, tmp_path: Path) -> None:
