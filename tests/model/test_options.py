@@ -23,11 +23,9 @@ from tests.model.small_batches import BATCH, gradients, hidden_states, make_mode
         {"tie_embeddings": "none"},
         {"head_width": 5},
         {"embedding_init": "xavier"},
-        {"attention": "distant"},
     ],
     ids=lambda options: "-".join(map(str, next(iter(options.items())))),
 )
-@pytest.mark.usefixtures("distant")
 def test_option_changes_the_outcome_and_trains(options: dict[str, object]) -> None:
     plain, model = make_model(), make_model(**options)
     before = model(BATCH, 0.1).loss
@@ -51,6 +49,14 @@ def test_each_attention_knows_its_role() -> None:
     model = make_model()
     roles = [module.role for module in model.modules() if isinstance(module, MultiHeadAttention)]
     assert roles == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+
+
+def test_attention_from_outside_trains(distant: str) -> None:
+    model = make_model(attention=distant)
+    found = gradients(model, model(BATCH, 0.1).loss)
+    assert len([name for name in found if name.endswith("slopes_H")]) == 6
+    for name, gradient in found.items():
+        assert gradient.any(), f"{name} does not learn"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
