@@ -56,6 +56,10 @@ TABLES: dict[str, tuple[str, ...]] = {
     "ways": ("search", "BLEU", "chrF", "sentences per CPU second"),
     "vocabularies": ("vocabulary", "BLEU", "chrF", "target tokens per sentence", "parameters"),
     "export": ("program", "BLEU", "outputs as ours"),
+    "robust": (
+        *("training", "BLEU", "in capitals", "in capitals, `--recase auto`", "with errors"),
+        *("spans that come once, %", "of these beside a neighbour, %"),
+    ),
     "faults": ("campaign", "injected", "ended as they must"),
 }
 """Columns of the tables by their names, without the last."""

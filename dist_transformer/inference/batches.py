@@ -24,6 +24,7 @@ from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, U
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.prefixes import Prefixes, PrefixTracker
+from dist_transformer.inference.repetition import Adjust, Repetition
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.products import Linear
@@ -164,6 +165,9 @@ class Running:
         self.tracker: PrefixTracker | None = None
         if prefixes is not None:
             self.tracker = PrefixTracker(prefixes, slots=slots, beam_size=beam_size, device=self.device)
+        self.repetition: Repetition | None = None
+        if not settings.samples and (settings.no_repeat_ngram_size is not None or settings.repetition_penalty != 1):
+            self.repetition = Repetition(settings, slots=slots, longest=self.longest, device=self.device)
         self.never = torch.tensor([PAD_ID, UNK_ID, BOS_ID, *never], device=self.device)
 
     def begin_sentences(self, slots_n: torch.Tensor, sentences: Sequence[int]) -> None:
@@ -173,14 +177,24 @@ class Running:
         if self.tracker is not None:
             self.tracker.begin(slots_n, sentences)
 
-    def allowed(self, *, rows: int) -> torch.Tensor | None:
-        """Return which tokens the first `rows` hypotheses of each slot may take, shape (N · rows, V); None: all."""
-        return None if self.tracker is None else self.tracker.allowed(self.state.positions_N, rows=rows)
+    def adjustment(self, *, rows: int) -> Adjust | None:
+        """Return what changes the log probabilities of next tokens of the first `rows` hypotheses of each slot."""
+        positions_N = self.state.positions_N
+        allowed_BV = None if self.tracker is None else self.tracker.allowed(positions_N, rows=rows)
+        repeated = None if self.repetition is None else self.repetition.adjustment(positions_N, rows=rows)
+        if allowed_BV is None:
+            return repeated
+
+        def adjust(logits_RV: torch.Tensor, logp_RV: torch.Tensor, part: slice) -> torch.Tensor:
+            logp_RV = logp_RV if repeated is None else repeated(logits_RV, logp_RV, part)
+            return logp_RV.masked_fill(~allowed_BV[part], -torch.inf)
+
+        return adjust
 
     def end_step(self, parents_Nk: torch.Tensor, tokens_Nk: torch.Tensor) -> None:
         """Continue each place of the beam from the hypothesis that was at place `parents`, with a token more."""
-        if self.tracker is not None:
-            self.tracker.advance(self.state.positions_N, parents_Nk, tokens_Nk)
+        for tracker in filter(None, (self.tracker, self.repetition)):
+            tracker.advance(self.state.positions_N, parents_Nk, tokens_Nk)
         self.state.end_step(parents_Nk)
 
     def keep_slots(self, kept_N: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
@@ -195,8 +209,8 @@ class Running:
         order[moved] = count + np.flatnonzero(kept_N[count:])
         order_N = torch.from_numpy(order).to(self.device)
         self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
-        if self.tracker is not None:
-            self.tracker.keep(order_N)
+        for tracker in filter(None, (self.tracker, self.repetition)):
+            tracker.keep(order_N)
         return order, order_N
 
 
@@ -213,7 +227,7 @@ def best_extensions(
     count: int,
     never: torch.Tensor,
     ends_only_N: torch.Tensor,
-    allowed_BV: torch.Tensor | None = None,
+    adjust: Adjust | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Select the `count` most probable extensions of each sentence's k hypotheses.
 
@@ -225,7 +239,7 @@ def best_extensions(
         alive_logp_Nk: log probability of the hypotheses.
         linear: computes the projection.
         never: tokens that are not chosen; the probabilities of the others stay the model's.
-        allowed_BV: bool; the only tokens that each hypothesis may take; None: all.
+        adjust: changes the log probabilities of all hypotheses; None: nothing does.
         ends_only_N: bool; sentences whose hypotheses have the maximum length and may only take `</s>`.
 
     Returns:
@@ -235,7 +249,7 @@ def best_extensions(
     """
     sentences, beam = alive_logp_Nk.shape
     vocabulary = model.config.output_size
-    compiled, count_of_row = allowed_BV is None and _compiles(hidden_BD), min(count, vocabulary)
+    compiled, count_of_row = adjust is None and _compiles(hidden_BD), min(count, vocabulary)
     rows = max(1, _ELEMENTS["compiled" if compiled else hidden_BD.device.type] // vocabulary)
     found = []
     for row, hidden_RD in enumerate(hidden_BD.split(rows)):
@@ -243,8 +257,8 @@ def best_extensions(
         if compiled:
             found.append(cpu_kernels.best_tokens(logits_RV, count=count_of_row, never=never, end=EOS_ID))
         else:
-            allowed_RV = None if allowed_BV is None else allowed_BV[row * rows : (row + 1) * rows]
-            found.append(_select(logits_RV, count_of_row, never, allowed_RV))
+            part = slice(row * rows, (row + 1) * rows)
+            found.append(_select(logits_RV.float(), count_of_row, never, adjust, part))
     value_BX, token_BX, end_B = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
     value_NkX, token_NkX = value_BX.view(sentences, beam, -1), token_BX.view(sentences, beam, -1)
     end_Nk = end_B.view(sentences, beam)
@@ -263,12 +277,12 @@ def _compiles(hidden: torch.Tensor) -> bool:
 
 
 def _select(
-    logits_RV: torch.Tensor, count: int, never: torch.Tensor, allowed_RV: torch.Tensor | None = None
+    logits_RV: torch.Tensor, count: int, never: torch.Tensor, adjust: Adjust | None, part: slice
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do what `cpu_kernels.best_tokens` does, on any device, and only with the tokens that are allowed."""
-    logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-    if allowed_RV is not None:
-        logp_RV.masked_fill_(~allowed_RV, -torch.inf)
+    """Do what `cpu_kernels.best_tokens` does, on any device, with log probabilities that are adjusted."""
+    logp_RV = torch.log_softmax(logits_RV, dim=-1)
+    if adjust is not None:
+        logp_RV = adjust(logits_RV, logp_RV, part)
     end_R = logp_RV[:, EOS_ID].clone()
     return *largest(logp_RV.index_fill_(1, never, -torch.inf), count), end_R
 

@@ -197,7 +197,7 @@ class _Search(Running):
             count=2 * beam,
             never=self.never,
             ends_only_N=positions_N >= beams.limit_N,
-            allowed_BV=self.allowed(rows=rows),
+            adjust=self.adjustment(rows=rows),
         )
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc, is_cut_Nc)

@@ -1,5 +1,6 @@
 """Settings of decoding and of the model that decodes, for flags, files and Python. The defaults are the paper's."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from dist_transformer.config.schema import (
     require_positive,
     setting,
 )
+from dist_transformer.data.text.protect import parse_kinds
 
 Precision = Literal["fp32", "bf16", "int8"]
 """Arithmetic. int8 means products of integers in a search; all other operations are in bf16 or fp32."""
@@ -58,13 +60,27 @@ class Search:
     """Exponent of the length penalty: 0 compares log probabilities, 1 nearly their mean per token."""
     max_extra_tokens: int = 50
     """Tokens that the longest output has more than its source."""
+    no_repeat_ngram_size: int | None = None
+    """Let no sequence of this many tokens come twice in a translation; default: any may."""
+    repetition_penalty: float = 1.0
+    """Multiply log probabilities of tokens that the translation has already by this; 1 changes nothing."""
+    protect: tuple[str, ...] = ()
+    """Keep spans of these kinds as they are: urls, emails, numbers, placeholders such as {name}, %s and <x1/>."""
+    missing_spans: Literal["append", "leave"] = "append"
+    """Where protected spans go that the model leaves out: to the end, or nowhere."""
+    recase: Literal["no", "auto"] = "no"
+    """Translate a line in capitals in the usual case, and put its translation in capitals."""
     batch_tokens: int | None = None
     """Padded source tokens of a batch times beam; default: 16384 on a CPU, 65536 on a GPU."""
 
     def __post_init__(self) -> None:
         # With a penalty below 0 a longer hypothesis could gain by losing probability: the stopping rule would be wrong.
-        require_positive(self, "beam", "batch_tokens")
+        object.__setattr__(self, "protect", parse_kinds(self.protect))
+        require_positive(self, "beam", "batch_tokens", "no_repeat_ngram_size")
         require_not_negative(self, "length_penalty", "max_extra_tokens")
+        # Below 1 a hypothesis could gain by growing: the stopping rule would be wrong, too.
+        least = "it must be at least 1, which changes nothing; 1.1 is usual"
+        require(1 <= self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, least)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,10 +157,13 @@ RULES = FlagRules(
         "--epsilon": "--sample --mbr",
         "--utility": "--mbr",
         "--seed": "--sample --mbr",
+        "--missing-spans": "--protect",
     },
     conflicts={
-        ("--beam", "--sample"): "which draws samples without a search",
-        ("--beam --length-penalty", "--mbr"): "which draws samples without a search",
+        ("--beam --no-repeat-ngram-size --repetition-penalty", "--sample"): "which draws samples without a search",
+        ("--beam --length-penalty --no-repeat-ngram-size --repetition-penalty", "--mbr"): (
+            "which draws samples without a search"
+        ),
         ("--sample", "--mbr"): "which draws samples of its own",
     },
 )

@@ -154,15 +154,15 @@ class _Sampler(Running):
         Each has the shape (N,). At the maximum length, `</s>` replaces all others.
         """
         rows = max(1, _ELEMENTS[self.device.type] // self.model.config.output_size)
-        allowed_NV = self.allowed(rows=1)
+        adjust = self.adjustment(rows=1)
         tokens, values, cuts = [], [], []
         for start in range(0, len(hidden_ND), rows):
             part = slice(start, start + rows)
             logits_RV = self.model.project(hidden_ND[part], self.state.linear)
             logp_RV = torch.log_softmax(logits_RV.float(), dim=-1)
             open_RV = logp_RV.index_fill(1, self.never, -torch.inf)
-            if allowed_NV is not None:
-                open_RV.masked_fill_(~allowed_NV[part], -torch.inf)
+            if adjust is not None:
+                open_RV = adjust(logits_RV, open_RV, part)
             token_R = draw(open_RV, numbers_N[part], self.settings)
             ends_R = ends_only_N[part]
             cuts.append(ends_R & (token_R != EOS_ID))

@@ -10,7 +10,9 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.messages import as_kind
+from dist_transformer.data.text.protect import ProtectedLine
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
+from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
@@ -65,6 +67,8 @@ class Translation:
     """Whether a line that would be split was translated as a whole, because its prefix has several sentences."""
     max_extra_tokens: int = 0
     """Tokens that the longest output has more than its source."""
+    missing_spans: int = 0
+    """Protected spans that the model left out of the best hypothesis."""
 
     @property
     def text(self) -> str:
@@ -81,6 +85,8 @@ class Translation:
             yield "with a sentence that is longer than any in the training: check the translation"
         if self.whole_for_prefix:
             yield "translated as a whole for a prefix of several sentences: check that no sentence is missing"
+        if self.missing_spans:
+            yield "without a place for protected text in the translation: look for it at the end, or add it"
         if any(one.is_cut for one in self.hypotheses):
             yield (
                 f"with a translation that was cut at the limit of source + {self.max_extra_tokens} tokens, or of the "
@@ -109,6 +115,7 @@ class _Sources:
     """Beginning of the output of each source."""
     whole_for_prefix: set[int]
     """Numbers of the lines that would be split without their prefix."""
+    lines: list[ProtectedLine]
 
 
 _EMPTY = (ScoredText(text="", score=0.0, tokens=()),)
@@ -147,6 +154,12 @@ class Translator:
         self.tag_ids = tokenizer.source.tag_ids(tags if info is None else info.direction.tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - len(self.tag_ids)
+        self._placeholders = shared_placeholders(tokenizer) if settings.protect else {}
+        if settings.protect and not self._placeholders:
+            raise UserError(
+                "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
+                "--augment copy:0.02, or leave it out"
+            )
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self._piece_texts: PieceTexts | None = None
@@ -201,11 +214,11 @@ class Translator:
     def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
         """Return everything to decode."""
         beginnings = self._prefixes(lines, first, prefixes)
-        sources = _Sources([], [], [], set())
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
-        lines = [self.tokenizer.source.clean(line) for line in lines]
-        encoded_lines = self.tokenizer.source.encode_batch(lines)
-        for number, (line, ids, beginning) in enumerate(zip(lines, encoded_lines, beginnings, strict=True), first + 1):
+        sources = _Sources([], [], [], set(), [self._protected(self.tokenizer.source.clean(line)) for line in lines])
+        texts = [line.text for line in sources.lines]
+        encoded_lines = encode_all(self.tokenizer.source, texts)
+        for number, (line, ids, beginning) in enumerate(zip(texts, encoded_lines, beginnings, strict=True), first + 1):
             start = len(sources.ids)
             if not self.tokenizer.source.is_blank(line):
                 if beginning is not None and len(ids) > self.max_source_tokens:
@@ -218,13 +231,17 @@ class Translator:
                 if beginning is not None and several and len(parts) > 1:
                     sources.whole_for_prefix.add(len(sources.places))
                     parts = [line]
-                encoded = [ids] if parts == [line] else self.tokenizer.source.encode_batch(parts)
+                encoded = [ids] if parts == [line] else encode_all(self.tokenizer.source, parts)
                 sources.ids.extend([*self.tag_ids, *part] for part in encoded)
                 sources.prefixes.extend([beginning, *[None] * (len(encoded) - 1)])
             elif beginning is not None:
                 raise UserError(f"line {number:,} is blank and has a prefix: leave its prefix empty, or fill the line")
             sources.places.append(range(start, len(sources.ids)))
         return sources
+
+    def _protected(self, line: str) -> ProtectedLine:
+        kinds, recase = self.settings.protect, self.settings.recase == "auto"
+        return ProtectedLine.of(line, kinds, list(self._placeholders), recase=recase)
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -311,7 +328,7 @@ class Translator:
         target = self.tokenizer.target
         how: dict[str, Any] = {
             "settings": self.settings,
-            "never": target.tag_ids(target.tags),
+            "never": [*{*target.tag_ids(target.tags)} - {*self._placeholders.values()}],
             "prefixes": Prefixes(self._piece_texts, rows) if self._piece_texts is not None and any(rows) else None,
             "linear": self.products,
         }
@@ -320,20 +337,25 @@ class Translator:
         return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return " ".join(self.tokenizer.target.decode(tokens).splitlines())
+        return " ".join(decode_marked(self.tokenizer.target, tokens).splitlines())
 
     def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         limit = self.max_source_tokens if self.split_over is None else min(self.max_source_tokens, self.split_over)
-        return [
-            Translation(
-                hypotheses=_joined([decoded[i] for i in parts]) if parts else _EMPTY,
+        translations = []
+        for line, parts in enumerate(sources.places):
+            hypotheses = _joined([decoded[i] for i in parts]) if parts else _EMPTY
+            append = self.settings.missing_spans == "append"
+            restored = [sources.lines[line].restore(one.text, append=append) for one in hypotheses]
+            translation = Translation(
+                hypotheses=tuple(replace(one, text=text) for one, (text, _) in zip(hypotheses, restored, strict=True)),
                 split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
                 beyond_training=any(len(sources.ids[i]) > (self.longest_trained or len(sources.ids[i])) for i in parts),
                 whole_for_prefix=line in sources.whole_for_prefix,
                 max_extra_tokens=self.settings.max_extra_tokens,
+                missing_spans=restored[0][1],
             )
-            for line, parts in enumerate(sources.places)
-        ]
+            translations.append(translation)
+        return translations
 
 
 def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:

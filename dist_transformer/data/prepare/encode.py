@@ -5,13 +5,14 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
 
 from dist_transformer.data.folder import format as shards
 from dist_transformer.data.folder.format import TokenLists
-from dist_transformer.data.prepare.ingest import SEGMENTATION, SHUFFLE, Chunk, Report, pair_hash
+from dist_transformer.data.prepare.ingest import AUGMENTATION, SEGMENTATION, SHUFFLE, Chunk, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.prepare.shuffle import pair_keys
 from dist_transformer.data.prepare.tasks import TaskRunner
@@ -19,10 +20,12 @@ from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_p
 from dist_transformer.data.prepare.words import id_type, words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
+from dist_transformer.data.text.augment import MODIFIERS, Neighbours
 from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
-from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer
+from dist_transformer.data.vocabulary.placeholders import encode_marked, shared_placeholders, without_marks
+from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer, Vocabulary
 
 LONG_LINE = "long_line"
 """Reason for pairs with a line above `LONGEST_LINE`; reported only if there are such pairs."""
@@ -32,6 +35,8 @@ _RATIO_ALLOWANCE = 5
 # Texts that are encoded at a time: few, because the library's encodings take about 100 bytes per token.
 _ENCODE_ROWS, _ENCODE_BYTES = 4_096, 2**24
 
+# Pairs in which words that translate each other are looked for, from the first.
+_NEIGHBOURS_PAIRS = 20_000
 
 # Characters that became <unk> and are shown, by language.
 _SHOWN_UNKNOWN = 10
@@ -43,6 +48,7 @@ def _encode(
     held_out: np.ndarray,
     settings: PrepareSettings,
     strengths: Sequence[float | None],
+    neighbours: Neighbours,
     progress: Progress,
 ) -> list[dict[str, int]]:
     """Write the ids of a chunk's kept pairs, sorted by their shuffle hash; return counts, and unknown characters.
@@ -52,6 +58,7 @@ def _encode(
     Args:
         held_out: rows of the chunk that are validation text, and so left out here.
         strengths: strength of each side's sampling, None for a side that has its best segmentation.
+        neighbours: words that translate each other, beside which text is copied.
     """
     tokenizer = load_vocabulary(tokenizer_path(work))
     rows = np.setdiff1d(np.arange(chunk.pairs), held_out)
@@ -88,6 +95,8 @@ def _encode(
         for side, strength in enumerate(strengths)
     )
     variants = list(zip(*of_sides, strict=True))
+    if settings.augment:
+        variants = _augmented(work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours)
     longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
     places = np.flatnonzero(longest < settings.max_tokens)
     too_long[np.delete(kept, places)] = True
@@ -130,6 +139,49 @@ def _sampled(
     return [TokenLists.concatenate(part) for part in parts]
 
 
+def _augmented(
+    work: Work,
+    chunk: Chunk,
+    settings: PrepareSettings,
+    vocabulary: Vocabulary,
+    rows: np.ndarray,
+    variants: Sequence[tuple[TokenLists, TokenLists]],
+    strengths: Sequence[float | None],
+    neighbours: Neighbours,
+) -> list[tuple[TokenLists, TokenLists]]:
+    """Change some pairs of each variant of rows of the chunk; each pair and variant draws one change, or none."""
+    names, shares = list(settings.rates), np.cumsum(list(settings.rates.values()))
+    sides = (vocabulary.source, vocabulary.target)
+    more = (neighbours, list(shared_placeholders(vocabulary)))
+    changed = []
+    for variant, columns in enumerate(variants):
+        seeds = pair_hash(chunk.first + rows, settings.seed, AUGMENTATION + variant)
+        drawn = np.searchsorted(shares, seeds / 2.0**64, side="right")
+        order, (found,) = np.arange(len(rows)), np.nonzero(drawn < len(names))
+        new: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for place, *texts in zip(found.tolist(), *chunk.texts(work, rows[found]), strict=True):
+            name, seed = names[drawn[place]], int(seeds[place])
+            pair = MODIFIERS[name](*map(without_marks, texts), Random(seed), *(more if name == "copy" else ()))
+            ids = [_ids_of(*each, seed) for each in zip(sides, pair, strengths, strict=True)]
+            if all(ids):
+                order[place] = len(rows) + len(new[0])
+                for column, row in zip(new, ids, strict=True):
+                    column.append(row)
+        one, other = (
+            TokenLists.concatenate([column, TokenLists.from_lists(lists, id_type(side))]).take(order)
+            for column, lists, side in zip(columns, new, sides, strict=True)
+        )
+        changed.append((one, other))
+    return changed
+
+
+def _ids_of(tokenizer: Tokenizer, text: str, strength: float | None, seed: int) -> list[int]:
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part) if strength is None else tokenizer.sample(part, strength, [seed])[0]
+
+    return encode_marked(tokenizer, text, encode)
+
+
 def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Iterator[str]:
     """Yield the characters that became `<unk>`."""
     places = np.flatnonzero(ids.values == UNK_ID)
@@ -146,9 +198,14 @@ def encode_chunks(
     Collective: every rank must call it.
     """
     strengths = runner.ranks.lead(lambda: strengths_of(settings, load_vocabulary(tokenizer_path(runner.work))))
+    known: list[Pair] = []
+    for chunk in chunks if "copy" in settings.rates else ():
+        rows = np.arange(min(chunk.pairs, _NEIGHBOURS_PAIRS - len(known)))
+        known += zip(*chunk.texts(runner.work, rows), strict=True)
+    neighbours = Neighbours(known)
     tasks = {
         f"encode-{chunk.name}": functools.partial(
-            _encode, runner.work, chunk, chunk.rows_of(held_out), settings, strengths
+            _encode, runner.work, chunk, chunk.rows_of(held_out), settings, strengths, neighbours
         )
         for chunk in chunks
     }

@@ -33,6 +33,8 @@ CHUNK_CHARACTERS = 2**26
 SHUFFLE, HOLD_OUT, VOCABULARY = 1, 2, 3
 SEGMENTATION = 4
 """The first of two purposes, of sources and of targets, for each segmentation."""
+AUGMENTATION = 2**32
+"""The first of one purpose for each variant."""
 # Share of lines that may be odd without a warning: targets that NFKC changes, because scores on the raw references then
 # have a ceiling, and traces of another program.
 _ALLOWANCE = 0.01

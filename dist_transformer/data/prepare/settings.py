@@ -9,11 +9,13 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
 from dist_transformer.config.schema import FLAT, FlagRules, require, setting
 from dist_transformer.data.folder.format import TOKENIZER_FILE
+from dist_transformer.data.text.augment import parse_rates
 from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
+from dist_transformer.data.vocabulary.placeholders import MOST_PLACEHOLDERS, placeholder_tags
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _STRENGTH = 0.1
@@ -178,15 +180,20 @@ class PrepareSettings:
     """Tags to reserve in a learned vocabulary, such as <2de>."""
     source_tags: tuple[str, ...] = setting((), flag="src_tag")
     """Tags of the vocabulary to put in front of every source sentence, in this order."""
+    placeholders: int = 0
+    """Entries of a learned vocabulary that stand for text which is not translated: the tags <ph1>, <ph2>, …"""
+    augment: tuple[str, ...] = ()
+    """Shares of the training pairs to change, each pair in one way: upper:0.05 (capitals), title:0.05 (capital
+    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.02 (placeholders)."""
     segmentations: int = 1
-    """Segmentations to draw of each training sentence, one for each of as many epochs; the shards take as many times
-    the disk; 1: the best one."""
+    """Variants to draw of each training sentence, one for each of as many epochs: segmentations, and what --augment
+    changes; the shards take as many times the disk; 1: the best segmentation."""
     segmentation_dropout: float | None = None
     """Probability with which BPE leaves a merge out (Provilkov et al. 2020); default: 0.1."""
     segmentation_alpha: float | None = None
     """Exponent of the probabilities by which the 64 best segmentations of a unigram model are drawn (Kudo 2018);
     default: 0.1."""
-    segmented_side: Literal["both", "source", "target"] = "both"
+    segmented_side: Literal["both", "source", "target", "none"] = "both"
     """Side whose segmentations are drawn; the other one has its best one in all epochs."""
     lowercase: bool = False
     """Lowercase all text."""
@@ -231,7 +238,7 @@ class PrepareSettings:
         if self._learns_tags and (missing := [tag for tag in self.source_tags if tag not in self.tags]):
             raise UserError(f"source_tags {missing[0]} is not in the vocabulary to be learned: pass it to --tag, too")
         of_new = () if learned else ("vocabulary", "byte_fallback", "character_coverage")
-        if useless := self._changed(*(() if self._learns_tags else ("tags",)), *of_new):
+        if useless := self._changed(*(() if self._learns_tags else ("tags", "placeholders")), *of_new):
             raise UserError(
                 f"{useless} is for a new vocabulary, but {self.vocabularies[0].flags}tokenizer names an existing one: "
                 "leave one of them out"
@@ -239,6 +246,12 @@ class PrepareSettings:
         for name in ("segmentation_dropout", "segmentation_alpha"):
             value = getattr(self, name)
             require(value is None or 0 < value <= 1, name, value, "it must be above 0 and at most 1; 0.1 is usual")
+        if "copy" in self.rates and self._learns_tags and not self.placeholders:
+            raise UserError("augment copy needs placeholders in the vocabulary: set --placeholders, 8 is usual")
+        if self.segmented_side == "none" and not self.augment:
+            raise UserError("segmented_side none leaves nothing to draw: leave it out, or set --augment")
+        most = f"set 0 to {MOST_PLACEHOLDERS}, 8 is usual"
+        require(0 <= self.placeholders <= MOST_PLACEHOLDERS, "placeholders", self.placeholders, most)
         alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
         if self.segmentations == 1 and alone:
             raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
@@ -283,9 +296,14 @@ class PrepareSettings:
         return replace(self, keep_text=folder)
 
     @property
+    def rates(self) -> dict[str, float]:
+        """Shares of the training pairs that `augment` changes."""
+        return parse_rates(self.augment)
+
+    @property
     def sampled_sides(self) -> tuple[int, ...]:
         """Sides whose segmentations are drawn: 0, the sources; 1, the targets."""
-        sides = {"both": (0, 1), "source": (0,), "target": (1,)}[self.segmented_side]
+        sides = {"both": (0, 1), "source": (0,), "target": (1,), "none": ()}[self.segmented_side]
         return sides if self.segmentations > 1 else ()
 
     def strength(self, tokenizer: Tokenizer) -> float:
@@ -353,7 +371,7 @@ class PrepareSettings:
             vocab_size=choice.vocab_size,
             lowercase=self.lowercase,
             normalization=self.normalization or DEFAULT_NORMALIZATION,
-            tags=self.tags if 0 in choice.sides else (),
+            tags=(*(self.tags if 0 in choice.sides else ()), *placeholder_tags(self.placeholders)),
             byte_fallback=self.vocabulary != "byte-bpe" if self.byte_fallback is None else self.byte_fallback,
             character_coverage=self.character_coverage,
         )

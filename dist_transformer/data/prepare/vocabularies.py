@@ -12,6 +12,7 @@ from dist_transformer.data.prepare.settings import PrepareSettings, VocabularyCh
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
+from dist_transformer.data.vocabulary.placeholders import placeholders_of
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary, show_sizes
 
 
@@ -41,6 +42,8 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
                 )
             if side in settings.sampled_sides:
                 settings.strength(tokenizer)
+            if "copy" in settings.rates and not placeholders_of(tokenizer):
+                raise UserError(f"{path} has no placeholders, which --augment copy needs: leave out copy or {flag}")
             if side == 0:
                 tokenizer.tag_ids(settings.source_tags)
         first = tokenizers[0][1]

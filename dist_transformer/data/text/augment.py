@@ -1,0 +1,144 @@
+"""Changes of training pairs that make a model robust: capitals, spelling errors, punctuation, copied text.
+
+The names, and the kinds of errors, are those of OpusTrainer's modifiers (Bogoychev et al. 2023). Each change is a
+function of the pair and its random numbers.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import numpy as np
+
+from dist_transformer.base.errors import UserError
+
+# A word, or a character of a script that writes no spaces.
+_CHARACTER = "[\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
+_WORD = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})\w)+")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_END = re.compile(r"[.!?…。！？]+$")
+# One error for so many words.
+_WORDS_PER_ERROR = 8
+_MOST_COPIES = 3
+# Dice coefficient of two words, and pairs that have both, from which on they count as translations of each other.
+_LEAST_DICE, _LEAST_PAIRS = 0.3, 3
+
+Texts = tuple[str, str]
+
+
+def upper(source: str, target: str, random: Random) -> Texts:
+    return source.upper(), target.upper()
+
+
+def title(source: str, target: str, random: Random) -> Texts:
+    def of(text: str) -> str:
+        return _LETTERS.sub(lambda word: word[0][0].upper() + word[0][1:], text)
+
+    return of(source), of(target)
+
+
+def typos(source: str, target: str, random: Random) -> Texts:
+    """Make errors of spelling and white space in the source."""
+    for _ in range(1 + len(source.split()) // _WORDS_PER_ERROR):
+        places = [place for place, pair in enumerate(itertools.pairwise(source)) if "".join(pair).isalpha()]
+        spaces = [place for place, character in enumerate(source) if character == " "]
+        if places:
+            at = random.choice(places)
+            one, other = source[at : at + 2]
+            new = random.choice((other + one, one, other, one + one + other, f"{one} {other}"))
+            if spaces and random.random() < 1 / 6:
+                at, one, other, new = random.choice(spaces), " ", "", random.choice(("", "  "))
+            source = source[:at] + new + source[at + len(one + other) :]
+    return source, target
+
+
+def punctuation(source: str, target: str, random: Random) -> Texts:
+    """Remove the punctuation at the end, if both texts have some."""
+    if _END.search(source) and _END.search(target):
+        return _END.sub("", source), _END.sub("", target)
+    return source, target
+
+
+class Neighbours:
+    """Words that translate each other, found by how often they come together (Dice 1945).
+
+    Args:
+        pairs: sample of the text.
+    """
+
+    def __init__(self, pairs: Sequence[Texts]) -> None:
+        numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+        together = []
+        for pair in pairs:
+            sides = []
+            for side, text in enumerate(pair):
+                words = {word.lower() for word in _WORD.findall(text)}
+                sides.append([numbers[side].setdefault(word, len(numbers[side])) for word in sorted(words)])
+                counts[side].update(sides[-1])
+            together.append((np.array(sides[0], dtype=np.int64)[:, None] << 32 | np.array(sides[1])).ravel())
+        codes, found = np.unique(np.concatenate([*together, np.empty(0, np.int64)]), return_counts=True)
+        kept = found >= _LEAST_PAIRS
+        words = tuple(list(side) for side in numbers)
+        self._dice: dict[Texts, float] = {}
+        for code, count in zip(codes[kept].tolist(), found[kept].tolist(), strict=True):
+            source, target = code >> 32, code & 0xFFFFFFFF
+            dice = 2 * count / (counts[0][source] + counts[1][target])
+            if dice >= _LEAST_DICE:
+                self._dice[words[0][source], words[1][target]] = dice
+
+    def of(self, source: str, target: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Return the places of words that are each other's best translation: start and end in source and target."""
+        sides = [[(word[0].lower(), word.span()) for word in _WORD.finditer(text)] for text in (source, target)]
+        dice = np.array([[self._dice.get((one, other), 0.0) for other, _ in sides[1]] for one, _ in sides[0]])
+        if not dice.size:
+            return []
+        rows, columns = dice.argmax(1), dice.argmax(0)
+        best = [(i, j) for i, j in enumerate(rows.tolist()) if dice[i, j] > 0 and columns[j] == i]
+        return [(sides[0][i][1], sides[1][j][1]) for i, j in best]
+
+
+def copy(source: str, target: str, random: Random, neighbours: Neighbours, marks: Sequence[str]) -> Texts:
+    """Insert marks of placeholders into both texts: beside words that translate each other, or else at the ends."""
+    places = neighbours.of(source, target) or [((0, len(source)), (0, len(target)))]
+    chosen = random.sample(places, min(random.randint(1, _MOST_COPIES), len(marks), len(places)))
+    drawn = random.sample(marks, len(chosen))
+    sides = [random.random() < 0.5 for _ in chosen]
+    texts = [source, target]
+    for number, text in enumerate(texts):
+        cuts = [(place[number][side], mark) for place, side, mark in zip(chosen, sides, drawn, strict=True)]
+        ends = [*(at for at, _ in sorted(cuts)), len(text)]
+        pieces = [f" {mark} {text[at:end]}" for (at, mark), end in zip(sorted(cuts), ends[1:], strict=True)]
+        texts[number] = text[: ends[0]] + "".join(pieces)
+    return texts[0], texts[1]
+
+
+MODIFIERS: Mapping[str, Callable[..., Texts]] = {
+    "upper": upper,
+    "title": title,
+    "typos": typos,
+    "punctuation": punctuation,
+    "copy": copy,
+}
+
+
+def parse_rates(values: Sequence[str]) -> dict[str, float]:
+    """Parse shares of the pairs to change, such as `upper:0.05`.
+
+    Raises:
+        UserError: a name is unknown or appears twice, a share is no number from 0 to 1, or they exceed 1 together.
+    """
+    rates: dict[str, float] = {}
+    for value in values:
+        name, _, share = value.partition(":")
+        if name not in MODIFIERS or name in rates:
+            raise UserError(f"augment {value}: it must be one of {', '.join(MODIFIERS)}, each once, such as upper:0.05")
+        try:
+            rates[name] = float(share)
+        except ValueError:
+            raise UserError(f"augment {value}: it needs a share of the pairs, such as {name}:0.05") from None
+    if not all(0 < rate <= 1 for rate in rates.values()) or sum(rates.values()) > 1:
+        raise UserError(f"augment {' '.join(values)}: shares must be above 0, and at most 1 together")
+    return rates

@@ -1,0 +1,81 @@
+"""Changes of training pairs, by hand."""
+
+from random import Random
+
+import pytest
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.augment import MODIFIERS, Neighbours, parse_rates
+from dist_transformer.data.vocabulary.placeholders import marks, split_at_marks
+
+PAIR = ("Two dogs aren't here, he said.", "Zwei Hunde sind nicht hier, sagte er!")
+TEXTS = """
+a dog runs / ein Hund rennt
+a cat runs / eine Katze rennt
+a dog sleeps / ein Hund schläft
+a cat sleeps / eine Katze schläft
+the dog sees a cat / der Hund sieht die Katze
+the cat sees a dog / die Katze sieht den Hund
+dog / Hund
+cat / Katze
+"""
+PAIRS = [(source, target) for source, _, target in (line.partition(" / ") for line in TEXTS.split("\n")) if source]
+
+
+def test_capitals_and_punctuation_of_both_texts() -> None:
+    changed = {name: MODIFIERS[name](*PAIR, Random(1)) for name in ("upper", "title", "punctuation")}
+    assert changed == {
+        "upper": ("TWO DOGS AREN'T HERE, HE SAID.", "ZWEI HUNDE SIND NICHT HIER, SAGTE ER!"),
+        "title": ("Two Dogs Aren'T Here, He Said.", "Zwei Hunde Sind Nicht Hier, Sagte Er!"),
+        "punctuation": (PAIR[0][:-1], PAIR[1][:-1]),
+    }
+    assert MODIFIERS["punctuation"]("Yes.", "Ja", Random(1)) == ("Yes.", "Ja")
+
+
+def test_typos_are_in_the_source_alone_and_few() -> None:
+    found = [MODIFIERS["typos"](*PAIR, Random(seed)) for seed in range(200)]
+    assert {target for _, target in found} == {PAIR[1]}
+    sources = {source for source, _ in found}
+    assert PAIR[0] not in sources
+    assert len(sources) > 60
+    assert {len(source) - len(PAIR[0]) for source in sources} == {-1, 0, 1}
+    assert any(source.count(" ") < PAIR[0].count(" ") for source in sources)
+
+
+def test_copies_are_beside_words_that_translate_each_other() -> None:
+    neighbours, known = Neighbours(PAIRS), marks(8)
+    translations = {"dog": "Hund", "cat": "Katze"}
+    used = set()
+    for seed in range(50):
+        source, target = MODIFIERS["copy"](*PAIRS[4], Random(seed), neighbours, known)
+        sides = [split_at_marks(text) for text in (source, target)]
+        assert [" ".join("".join(side[::2]).split()) for side in sides] == [*PAIRS[4]]
+        assert sides[0][1::2]
+        assert sorted(sides[0][1::2]) == sorted(sides[1][1::2])
+        used |= {*sides[0][1::2]}
+        words = [text.split() for text in (source, target)]
+        for mark in sides[0][1::2]:
+            places = [side.index(mark) for side in words]
+            beside = [{*side[max(0, at - 1) : at + 2]} - {*known} for side, at in zip(words, places, strict=True)]
+            assert any(one in beside[0] and other in beside[1] for one, other in translations.items())
+    assert used == {*known}
+
+
+def test_copies_are_at_the_ends_of_texts_without_known_words() -> None:
+    found = {MODIFIERS["copy"]("Hi .", "你好。", Random(seed), Neighbours([]), ["\ufdd0"]) for seed in range(9)}
+    assert found == {(" \ufdd0 Hi .", " \ufdd0 你好。"), ("Hi . \ufdd0 ", "你好。 \ufdd0 ")}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["loud:0.1"], "augment loud:0.1: it must be one of upper, title, typos, punctuation, copy"),
+        (["upper:0.1", "upper:0.2"], "each once"),
+        (["upper"], "augment upper: it needs a share of the pairs, such as upper:0.05"),
+        (["upper:0.6", "title:0.6"], "at most 1 together"),
+        (["upper:nan"], "shares must be above 0"),
+    ],
+)
+def test_wrong_shares(values: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_rates(values)

@@ -1,0 +1,76 @@
+"""Spans that are not translated: found, replaced by marks, and put back."""
+
+import pytest
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.protect import ProtectedLine, parse_kinds
+from dist_transformer.data.vocabulary.placeholders import marks
+
+KINDS = parse_kinds(["urls,emails", "numbers", "placeholders"])
+A, B, C = MARKS = marks(3)
+
+
+def of(line: str, *, recase: bool = False) -> ProtectedLine:
+    return ProtectedLine.of(line, KINDS, MARKS, recase=recase)
+
+
+@pytest.mark.parametrize(
+    ("line", "spans"),
+    [
+        ("See https://example.org/a?b=1, or www.example.org.", ["https://example.org/a?b=1", "www.example.org"]),
+        ("(http://example.org/)", ["http://example.org/"]),
+        ("Write to a.b+c@example.co.uk!", ["a.b+c@example.co.uk"]),
+        ("It is 13.50 € or 1,000,000 at 12:30", ["13.50", "1,000,000", "12:30"]),
+        ("B2B, 3D and x86 have none", []),
+        ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
+        ("100% sure", ["100"]),
+    ],
+)
+def test_spans(line: str, spans: list[str]) -> None:
+    found = of(line)
+    assert [span for span, _, _ in found.spans.values()] == spans
+    assert found.restore(found.text, append=False) == (line, 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "append", "restored"),
+    [
+        (f"x {A} y {B}", True, ("x 1 y 2", 0)),
+        (f"{B}{A}", True, ("2 1", 0)),
+        (f"x {A} {A} {C} y", True, ("x 1 y 2", 1)),
+        (f"x {B}.", False, ("x 2.", 1)),
+        ("x", False, ("x", 2)),
+        (f"在{A}和{B}。", True, ("在1和2。", 0)),
+    ],
+)
+def test_each_span_comes_once(output: str, append: bool, restored: tuple[str, int]) -> None:
+    assert of("a 1 b 2").restore(output, append=append) == restored
+
+
+def test_a_span_is_beside_what_it_was_beside() -> None:
+    assert of("a (1) b/2").restore(f"x ({A}) y/{B}", append=True) == ("x (1) y/2", 0)
+    assert of("a ( 1 )").restore(f"x {A}, y", append=True) == ("x 1, y", 0)
+
+
+def test_text_without_spans_stays_as_it_is() -> None:
+    assert of("a").restore(" x  y ", append=True) == (" x  y ", 0)
+    assert of(f"a{A}b").text == "a\ufffdb"
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "restored"),
+    [
+        ("A DOG RUNS. IT IS 5!", f"A dog runs. It is {A}!", "EIN HUND 5"),
+        ("NATO", "NATO", "ein Hund 5"),
+        ("A Dog", "A Dog", "ein Hund 5"),
+    ],
+)
+def test_capitals(line: str, text: str, restored: str) -> None:
+    found = of(line, recase=True)
+    assert found.text == text
+    assert found.restore(f"ein Hund {A}" if found.spans else "ein Hund 5", append=True) == (restored, 0)
+
+
+def test_an_unknown_kind() -> None:
+    with pytest.raises(UserError, match="protect dates: it must be one or more of placeholders, urls, emails, numbers"):
+        parse_kinds(["urls,dates"])

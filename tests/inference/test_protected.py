@@ -1,0 +1,71 @@
+"""Protected text and lines in capitals on their way through a translator, whose search gives a source back."""
+
+import pytest
+import torch
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.placeholders import placeholder_tags
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from dist_transformer.inference import translator as module
+from dist_transformer.inference.beam import Hypothesis
+from dist_transformer.inference.decoding import Decoding
+from dist_transformer.inference.translator import Translator, count_notes, noted
+from dist_transformer.model.transformer import Transformer
+
+TEXTS = ["See the house, and the dog.", "The dog sees 12 houses"] * 5
+SHAPE = {"width": 8, "heads": 2, "ffn_width": 8, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 64}
+
+
+def translator_of(tokenizer: Tokenizer, **settings: object) -> Translator:
+    model = Transformer(ModelConfig(**SHAPE, vocab_size=tokenizer.vocab_size))  # type: ignore[arg-type]
+    return Translator(model, tokenizer, torch.device("cpu"), Decoding(**settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return learn_byte_bpe(TEXTS, vocab_size=300, tags=("<2de>", *placeholder_tags(2)))
+
+
+def test_spans_are_placeholders_for_the_model_alone(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, never = list[list[int]](), list[list[int]]()
+
+    def echo(_, sources, **how):  # type: ignore[no-untyped-def]
+        seen.extend(sources)
+        never.append(how["never"])
+        # The last placeholder is forgotten.
+        outputs = [[token for token in source if token != 6] for source in sources]
+        return [[Hypothesis(tokens=tokens, score=-1.0, log_probability=-1.0)] for tokens in outputs]
+
+    monkeypatch.setattr(module, "beam_search", echo)
+    lines = ["See https://a.example/b, the dog.", "The 12 dogs (12) see 3.", "the dog"]
+    found = translator_of(tokenizer, protect=("urls,numbers",)).translate(lines)
+    assert [one.text for one in found] == [lines[0], "The 12 dogs () see 3. 12", lines[2]]
+    assert sorted(token for source in seen for token in source if token in (5, 6)) == [5, 5, 6]
+    # The tag of a language is no placeholder.
+    assert never == [[4]]
+    assert noted(count_notes(found))[0].startswith("1 line without a place for protected text in the translation")
+    left = translator_of(tokenizer, protect=("numbers",), missing_spans="leave").translate(lines)
+    assert left[1].text == "The 12 dogs () see 3."
+    plain = translator_of(tokenizer).translate(lines)
+    assert [one.text for one in plain] == lines
+    assert never[-1] == [4, 5, 6]
+
+
+def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[str]()
+
+    def echo(_, sources, **how):  # type: ignore[no-untyped-def]
+        seen.extend(map(tokenizer.decode, sources))
+        return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
+
+    monkeypatch.setattr(module, "beam_search", echo)
+    lines = ["SEE THE HOUSE. THE DOG SEES 12.", "See the dog", "DOG"]
+    assert [one.text for one in translator_of(tokenizer, recase="auto").translate(lines)] == lines
+    assert sorted(seen) == ["DOG", "See the dog", "See the house. The dog sees 12."]
+
+
+def test_a_model_without_placeholders() -> None:
+    with pytest.raises(UserError, match="protect needs a model whose vocabulary has placeholders"):
+        translator_of(learn_byte_bpe(TEXTS, vocab_size=300), protect=("urls",))
