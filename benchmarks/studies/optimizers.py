@@ -34,7 +34,7 @@ _TIMES = {"steps_to_bleu": "step", "cpu_seconds_to_bleu": "cpu_seconds"}
 _FEW = 1000
 _TEXTS = {"captions": ("captions_en_zh/train", "captions_en_zh/valid", "captions_en_zh/test", "zh")}
 _MULTI30K = ("multi30k/train", "multi30k/val", "multi30k/test_2016_flickr", "de")
-_VOCABULARIES = {"captions": ("--vocab-size", 8000, "--normalization", "clean-nfc")}
+_VOCABULARIES: dict[str, tuple[object, ...]] = {"captions": ("--vocab-size", 8000, "--normalization", "clean-nfc")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class OptimizerStudy(Part):
             files = ("--src", source, "--tgt", target, "--valid-src", valid_source, "--valid-tgt", valid_target)
             vocabulary = _VOCABULARIES.get(corpus, ("--vocab-size", 6000))
             if corpus in _TUNED:
-                vocabulary = "--tokenizer", str(self.text("general").data.path)
+                vocabulary = ("--tokenizer", self.text("general").data.path)
             run_printed(own_command("prepare", *files, *vocabulary, "--out", out), output=sys.stderr)
         return RaceText(DataFolder.open(out), self.work / "text")
 
