@@ -59,7 +59,7 @@ gpu-slot: $(if $(GIVEN),,$(STAMP))  ## the first ten minutes on a GPU; resumes: 
 	PYTHONPATH="$(CURDIR)" $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_slot.py $(if $(PART),--part $(PART))
 
 gpu-check: $(if $(GIVEN),,$(STAMP))  ## kernels, steps and decoding on a GPU: PART=tests
-	PYTHONPATH="$(CURDIR)" $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py --part $(PART)
+	PYTHONPATH="$(CURDIR)" $(if $(GIVEN),$(PYTHON),$(BIN)/python) tools/gpu_check.py $(if $(PART),--part $(PART))
 
 # The host's side of the GPU path on a stub of CUDA; torch's build for CUDA (5 GB) goes to .nullgpu/ once.
 null-gpu: $(STAMP)  ## the host's side of the GPU path, without a GPU

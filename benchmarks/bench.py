@@ -11,10 +11,7 @@ file. Without a GPU, rates are per second of CPU time, because other work on the
 tools/results_table.py updates the tables of README.md and docs/.
 """
 
-import json
 import os
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,21 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import bar_groups, bar_picture
-from benchmarks.measure import NO_CORPUS, ROOT, read_flags, require_known, vector_units, write_result
+from benchmarks.measure import NO_CORPUS, ROOT, device_name, read_flags, require_known, write_result
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
-from dist_transformer.cost.hardware import kind_of_device
-from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.device import load_of_machine
 from dist_transformer.runtime.launch import own_command, run_printed
 
 CORPORA = "DIST_TRANSFORMER_DATA"
 """The environment variable that names the folder of corpora."""
-TRAINING_TEXT = "mix_en_de/train"
-CORPUS = "mix_en_de"
-DECODED_TEXT, DECODED_VALID = "multi30k/train", "multi30k/val"
+TEXTS = {
+    "mix_en_de": {"train": ("--src", "--tgt")},
+    "multi30k": {"train": ("--src", "--tgt"), "val": ("--valid-src", "--valid-tgt")},
+}
+"""Texts of a data folder, and the flags of `prepare` for their two sides."""
 TEST_SETS = {"newstest2014": "newstest/newstest2014", "test_2016_flickr": "multi30k/test_2016_flickr"}
-SOURCE, TARGET = "en", "de"
 _SHARED = ("corpus", "synthetic", "date", "machine", "commands", "seeds", "wall_seconds")
 PARTS = ("start", "data", "train-tiny", "train-base", "decode-tiny", "decode-base")
 # The models that decode, trained on Multi30k: a vocabulary, and flags of training. They end their sentences.
@@ -57,7 +53,7 @@ _TRANSLATORS: dict[str, tuple[int, list[object]]] = {
 # One pack per step, because a step of the preset's 25,088 tokens takes a core of a CPU most of a minute.
 _CPU_STEP: list[object] = ["--batch.packs-per-step", 1, "--batch.max-target-tokens", 2048]
 # All peers except DeepSpeed's own defaults, which the part for `tiny` measures.
-_CPU_PEERS = ("plain", "torch", "trainer", "compiled")
+_CPU_PEERS = ("plain", "torch", "trainer", "compiled", "loop")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +79,10 @@ def main() -> None:
         print(f"nothing is measured, because there is no corpus: {remedy}", file=sys.stderr)
         return
     device, load = device_name(), machine_load()
-    on_cpu = device.startswith("cpu-")
-    suite = Suite(corpora=corpora, work=arguments.work, vocab_size=8000 if on_cpu else 37000)
-    suite.prepare()
+    suite = Suite(corpora=corpora, work=arguments.work)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts:
-        result = suite.measure(part, *command_of(part, suite, on_cpu=on_cpu))
+        result = suite.measure(part, *command_of(part, suite, on_cpu=device.startswith("cpu-")))
         file = arguments.out / f"bench-{device}.json"
         merge(file, part, result, what="`make bench`: compared with peers, in turns, in the same run", load=load)
 
@@ -100,10 +94,10 @@ def command_of(part: str, suite: "Suite", *, on_cpu: bool) -> list[object]:
         return [name]
     if name == "decode":
         vocab_size, flags = _TRANSLATORS[preset]
-        model = suite.translator(preset, vocab_size=vocab_size, flags=flags)
+        model = suite.model(preset, suite.data("multi30k", vocab_size), flags)
         sentences = 200 if on_cpu and preset == "base" else 1000
         return ["decode", "--model", model, *suite.test_set("test_2016_flickr"), "--sentences", sentences]
-    command: list[object] = [name, "--data", suite.data]
+    command: list[object] = [name, "--data", suite.data("mix_en_de", 8000 if on_cpu else 37000)]
     if name == "data":
         return [*command, "--seconds", 1]
     if on_cpu and preset == "base":
@@ -118,62 +112,39 @@ class Suite:
     corpora: Path
     """Folder with the texts above, `.en` and `.de`."""
     work: Path
-    """Work folder for the data folder, models and results of parts; existing content is reused."""
-    vocab_size: int
+    """Work folder for data folders, runs and results of parts; existing content is reused."""
     deadline: float | None = None
     """Value of time.monotonic() at which a part that still runs is stopped."""
 
-    @property
-    def data(self) -> Path:
-        return self.work / f"data-{self.vocab_size}"
-
-    def prepare(self) -> None:
-        """Make the data folder unless it exists."""
-        if not (self.data / "index.json").exists():
-            self.work.mkdir(parents=True, exist_ok=True)
-            flags = ["--vocab-size", self.vocab_size, "--corpus", CORPUS, "--out", self.data]
-            self.run("prepare", *self.pairs(TRAINING_TEXT, "--src", "--tgt"), *flags)
-
-    def text(self, name: str, language: str) -> Path:
-        """Find the file of a text.
+    def pairs(self, name: str, *flags: str) -> list[object]:
+        """Give the flags that name the two sides of a text.
 
         Raises:
-            UserError: the file is missing.
+            UserError: a file is missing.
         """
-        file = self.corpora / f"{name}.{language}"
-        if not file.is_file():
-            raise UserError(f"{file} does not exist: add it, or name another folder with --data or {CORPORA}")
-        return file
-
-    def pairs(self, name: str, *flags: str) -> list[object]:
-        """Give the flags that name the two sides of a text."""
-        return [flags[0], self.text(name, SOURCE), flags[1], self.text(name, TARGET)]
+        files = [self.corpora / f"{name}.{language}" for language in ("en", "de")]
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{file} does not exist: add it, or name another folder with --data or {CORPORA}")
+        return [flags[0], files[0], flags[1], files[1]]
 
     def test_set(self, name: str) -> list[object]:
         """Give the flags that name a test set, for tools that translate."""
         return self.pairs(TEST_SETS[name], "--src", "--ref")
 
-    def model(self, preset: str, *, minutes: float, flags: Sequence[object]) -> Path:
-        """Train a model for `minutes` with these training flags unless its folder exists; return the folder."""
-        path = self.work / f"model-{preset}-{minutes:g}"
-        if not path.exists():
-            settings = ["--data", self.data, "--preset", preset, "--minutes", minutes, "--out", path]
-            self.measure(f"learn-{preset}-{minutes:g}", "learn", *settings, "--", *flags)
-        return path
+    def data(self, corpus: str, vocab_size: int) -> Path:
+        """Return a data folder, which is made unless it exists."""
+        folder = self.work / f"{corpus}-{vocab_size}"
+        if not (folder / "index.json").exists():
+            texts = [word for text, flags in TEXTS[corpus].items() for word in self.pairs(f"{corpus}/{text}", *flags)]
+            self.run("prepare", *texts, "--vocab-size", vocab_size, "--corpus", corpus, "--out", folder)
+        return folder
 
-    def translator(self, preset: str, *, vocab_size: int, flags: Sequence[object]) -> Path:
-        """Train a model that translates well on Multi30k, unless its folder exists; return the folder.
-
-        An interrupted training resumes.
-        """
-        data, run = self.work / f"multi30k-{vocab_size}", self.work / f"run-{preset}"
+    def model(self, preset: str, data: Path, flags: Sequence[object]) -> Path:
+        """Train a model that translates, or resume that, unless its folder exists; return the folder."""
+        run = self.work / f"run-{preset}"
         if not (run / "model").exists():
-            if not (data / "index.json").exists():
-                named = self.pairs(DECODED_TEXT, "--src", "--tgt")
-                named += self.pairs(DECODED_VALID, "--valid-src", "--valid-tgt")
-                self.run("prepare", *named, "--vocab-size", vocab_size, "--out", data)
-            train = ["--preset", preset, "--data", data, "--run-dir", run, *flags]
-            run_printed(own_command("train", *train), output=sys.stderr)
+            self.run("train", "--preset", preset, "--data", data, "--run-dir", run, *flags)
             self.run("average", "--run-dir", run, "--last", 5, "--out", run / "model")
         return run / "model"
 
@@ -186,6 +157,7 @@ class Suite:
 
     def run(self, name: str, *arguments: object) -> None:
         """Print a command of dist-transformer, or a script of tools/, and run it."""
+        self.work.mkdir(parents=True, exist_ok=True)
         is_script = name.endswith(".py")
         command = [sys.executable, ROOT / name, *arguments] if is_script else own_command(name, *arguments)
         left = None if self.deadline is None else max(1.0, self.deadline - time.monotonic())
@@ -204,27 +176,6 @@ def find_corpora(given: Path | None) -> Path | None:
     return named
 
 
-def device_name() -> str:
-    """Name the device briefly, for file names: `cpu-` and the processor, or the GPU's name in the table of GPUs."""
-    import torch
-
-    if not torch.cuda.is_available():
-        processor = describe_environment()["processor"]
-        return f"cpu-{short_name(f'{processor} {vector_units()}')}"
-    properties = torch.cuda.get_device_properties(0)
-    known = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
-    return known or re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
-
-
-def short_name(processor: str) -> str:
-    """Shorten the name of a processor: `Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz` becomes `intel-xeon-gold-6338`.
-
-    Machines whose processors do not give their model share a name, such as `AMD EPYC`, but for their vector units.
-    """
-    name = re.sub(r"\((?:r|tm)\)|@.*|\b(?:cpu|processor|[0-9]+-core)\b", " ", processor.lower())
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
-
-
 def machine_load() -> str | None:
     """Describe the load if other work uses the machine, otherwise return None. Call it before the first part."""
     load, cores = load_of_machine() or (0.0, 1)
@@ -237,62 +188,31 @@ def merge(file: Path, name: str, result: dict[str, Any], *, what: str, load: str
     """Merge a result into the parts of `file` and draw its rates next to it. Other parts of the same machine stay.
 
     The file's figures are those of its parts, by the part's name; the layout is that of tools/results_table.py.
-    FILE-history.jsonl gets a line, with which later commits can be compared.
     """
-    _remember(file.with_name(f"{file.stem}-history.jsonl"), name, result, load)
-    machine = result["machine"]
     before = read_json(file)["figures"] if file.exists() else {}
-    figures = {each: part for each, part in before.items() if part["machine"] == machine}
-    figures[name] = _as_part(name, result, load)
+    figures = {each: part for each, part in before.items() if part["machine"] == result["machine"]}
+    # The rows name figures of the merged file.
+    rows = [
+        {**row, "cells": [text.replace("{figures[", f"{{figures[{name}][") for text in row["cells"]]}
+        for row in result["rows"]
+    ]
+    shared = {field: result[field] for field in _SHARED}
+    figures[name] = {**result["figures"], **shared, "load": load, "rows": rows}
+    parts = [*figures.values()]
     # Parts without text do not describe the corpus.
-    texts = [part for part in figures.values() if part["corpus"] != NO_CORPUS]
-    loads = sorted({part["load"] for part in figures.values() if part["load"]})
+    texts = [part for part in parts if part["corpus"] != NO_CORPUS]
     merged = {
         "what": what,
         "corpus": "; ".join(dict.fromkeys(part["corpus"] for part in texts)) or NO_CORPUS,
         "synthetic": all(part["synthetic"] for part in texts),
-        "date": max(part["date"] for part in figures.values()),
-        "machine": "; ".join([machine, *loads]),
-        "commands": [command for part in figures.values() for command in part["commands"]],
-        "seeds": sorted({seed for part in figures.values() for seed in part["seeds"]}),
-        "wall_seconds": round(sum(part["wall_seconds"] for part in figures.values()), 1),
+        "date": max(part["date"] for part in parts),
+        "machine": "; ".join([result["machine"], *sorted({part["load"] for part in parts if part["load"]})]),
+        "commands": [command for part in parts for command in part["commands"]],
+        "seeds": sorted({seed for part in parts for seed in part["seeds"]}),
+        "wall_seconds": round(sum(part["wall_seconds"] for part in parts), 1),
         "figures": figures,
-        "rows": [row for part in figures.values() for row in part["rows"]],
+        "rows": [row for part in parts for row in part["rows"]],
     }
     write_result(file, merged)
     if groups := bar_groups(figures):
         file.with_suffix(".png").write_bytes(bar_picture(groups, note=merged["machine"]))
-
-
-def _remember(file: Path, name: str, result: dict[str, Any], load: str | None) -> None:
-    """Append the medians of a part's rates, with the commit; a commit with local changes ends in `+`."""
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    if rates := median_rates(result["figures"]):
-        entry = {"commit": _git("rev-parse", "--short", "HEAD") + ("+" if changed else ""), "date": result["date"]}
-        entry |= {"machine": result["machine"], "load": load, "part": name, "rates": rates}
-        with file.open("a", encoding="utf-8") as history:
-            history.write(json.dumps(entry, ensure_ascii=False) + "\n")
-
-
-def median_rates(figures: dict[str, Any]) -> dict[str, float]:
-    """Give the median rate of each contender, or of the part itself as `ours`, in its unit; of waits, the seconds."""
-    if "waits" in figures:
-        return {name: wait["seconds"]["median"] for name, wait in figures["waits"].items()}
-    found = {"ours": figures, **figures.get("contenders", {})}
-    rates = {name: each.get("rates", each.get("sentences_per_second")) for name, each in found.items()}
-    return {name: rate["median"] for name, rate in rates.items() if isinstance(rate, dict) and "median" in rate}
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def _as_part(name: str, result: dict[str, Any], load: str | None) -> dict[str, Any]:
-    """Convert a result to a part: its rows name figures of the merged file."""
-
-    def moved(row: dict[str, Any]) -> dict[str, Any]:
-        return {**row, "cells": [text.replace("{figures[", f"{{figures[{name}][") for text in row["cells"]]}
-
-    shared = {field: result[field] for field in _SHARED}
-    return {**result["figures"], **shared, "load": load, "rows": [moved(row) for row in result["rows"]]}

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
 _LABEL_POINTS = 8
 _DATA = {
-    "ids, read at random": {
-        "read_tokens": "ours",
-        "datasets_random_arrow": "datasets, Arrow",
-        "datasets_random_rows": "datasets, rows",
-    },
     "tensors of a training, from planning on": {
         "feed": "ours, 1 pack per micro-batch",
         "feed_8_packs": "ours, 8 packs per micro-batch",
@@ -45,8 +40,6 @@ def bar_groups(figures: dict[str, Any]) -> list[tuple[str, Bars]]:
             labels, rate = (TRAINING, "rates") if trains else (DECODING, "sentences_per_second")
             decoding = "decoding, {parameters:,} parameters, beam {beam_size}"
             title = f"training, {part['preset']}" if trains else decoding.format_map(part)
-            if part.get("world_size", 1) > 1:
-                title += f" on {part['world_size']} processes"
             found = part["contenders"]
             bars = {labels[name]: found[name][rate] | {"ours": name.startswith("ours")} for name in found}
             groups.append((f"{title}, {part['precision']}: {part['unit']}", bars))

@@ -8,7 +8,6 @@ tools/benchmark.py kernels --preset big
 tools/benchmark.py race --data data/mine --work runs/race --pymarian marian/bin/pymarian --eole eole/bin/eole
 tools/benchmark.py optimizers --data texts --work runs/optimizers --json results/quality/optimizers.json
 tools/benchmark.py stall --data data/mine --preset base --rate 600000
-deepspeed --num_gpus 2 tools/benchmark.py train --data data/mine --peers stock plain
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py. Flags after -- are those of
 dist-transformer train, for parts that train.
@@ -21,7 +20,6 @@ from pkgutil import resolve_name
 
 from benchmarks.measure import Part, read_flags, result_of, write_result
 from dist_transformer.base.errors import UserError
-from dist_transformer.cli.command import without_launcher_flag
 from dist_transformer.config.schema import summary_of
 
 PARTS = {
@@ -29,7 +27,6 @@ PARTS = {
     "train": "training.field:TrainBenchmark",
     "stall": "training.stall:StallBenchmark",
     "decode": "decoding:DecodeBenchmark",
-    "learn": "training.learning:LearnBenchmark",
     "step": "training.step:StepBenchmark",
     "kernels": "kernels:KernelBenchmark",
     "race": "race.race:RaceBenchmark",
@@ -40,7 +37,7 @@ PARTS = {
 
 
 def main() -> None:
-    name, *words = without_launcher_flag(sys.argv[1:]) or ["--help"]
+    name, *words = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         parts = "\n".join(f"  {name:10} {summary_of(part_of(name))}" for name in PARTS)
         print(f"{__doc__}\nParts, each with its own --help:\n{parts}")
@@ -52,10 +49,7 @@ def main() -> None:
         raise UserError(f"--json {part.json} is in no folder that exists: make the folder first")
     started = time.monotonic()
     measured = part.measure()
-    if measured is None:
-        return
-    if measured.table is not None:
-        print(measured.table)
+    print(measured.table)
     if part.json is not None:
         result = result_of(
             measured.text,

@@ -1,11 +1,11 @@
-"""Benchmark of the data pipeline with one process and one thread, compared with the libraries that could replace it.
+"""Benchmark of the data pipeline with one process and one thread; preparation is compared with `tokenizers`.
 
-Rates are target tokens per CPU second (`</s>` included). All contenders read the same sentences. Peers only return the
-ids of both sides: they plan no batches and build no tensors.
+Rates are target tokens per CPU second (`</s>` included).
 """
 
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ import pyarrow as pa
 import torch
 from tokenizers import Tokenizer as Backend
 
-from benchmarks.measure import Measured, Part, measure_rates, say
-from benchmarks.preparation_memory import measure_preparation_memory
+from benchmarks.measure import Measured, Part, columns, measure_rates, say
 from benchmarks.rows import DATA_ROW
+from benchmarks.start import wait_for
 from dist_transformer.config.settings import BatchConfig, DataConfig
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.loading.loader import open_training_data
-from dist_transformer.data.loading.packing import Budgets, Pack
+from dist_transformer.data.loading.packing import Budgets
 from dist_transformer.data.loading.plan import Plan, Position, resolve_budgets
 from dist_transformer.data.loading.prefetch import steps_of_a_block
 from dist_transformer.data.loading.statistics import first_epoch
@@ -34,16 +34,12 @@ from dist_transformer.data.prepare.settings import PrepareSettings
 from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.training.trainer import existing_objects_spared
 
-# Training speed of a fast GPU in target tokens per second. The data pipeline must keep up with it.
-TRAINING_SPEED = 400_000
-# Packs that are read repeatedly. Their shards stay in memory, like those of a window in training.
-_PACKS = 256
 BATCH = BatchConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataBenchmark(Part):
-    """Planning, reading, building and preparing, compared with `datasets` and `tokenizers`."""
+    """Planning, reading, building, and preparing, which is compared with `tokenizers`."""
 
     data: Path
     """Data folder."""
@@ -66,28 +62,20 @@ class DataBenchmark(Part):
         split = folder.train
         budgets = resolve_budgets(BATCH, source_tokens=split.info.source_tokens, target_tokens=split.info.target_tokens)
         with tempfile.TemporaryDirectory(prefix="dist_transformer-benchmark-") as name:
-            say("rates: planning, reading, feeding, datasets, preparation")
+            say("rates: planning, feeding, preparation")
             scratch = Path(name)
-            works = own_works(split, budgets, self) | peer_works(split, budgets, self)
+            works = feeding_works(split, budgets, self)
             works |= preparation_works(folder, scratch, pairs=self.text_pairs, seed=self.seed)
             with existing_objects_spared():
                 rates = measure_rates(works, seconds=self.seconds, repeats=self.repeats)
             say("fill of an epoch")
             epoch = first_epoch(split, budgets, window_shards=BATCH.window_shards, seed=self.seed)
             say(f"memory of preparing {self.memory_pairs:,} pairs, and ten times as many")
-            files, _ = write_text(folder, scratch, pairs=self.memory_pairs, seed=self.seed)
-            memory = measure_preparation_memory(files, folder.path / TOKENIZER_FILE, scratch)
+            memory = preparation_memory(folder, scratch, pairs=self.memory_pairs, seed=self.seed)
         figures = {
-            "threads": 1,
-            "seconds_per_measure": self.seconds,
-            "repeats": self.repeats,
             "pairs": split.info.pairs,
             "shards": len(split.info.shards),
             "target_tokens_per_second": rates,
-            "training_speed": TRAINING_SPEED,
-            "percent_of_training": {
-                name: 100 * TRAINING_SPEED / rates[name]["median"] for name in ("plan", "read_tokens", "feed")
-            },
             "fill_percent": {
                 "source": 100 * epoch.source_fill,
                 "target": 100 * epoch.target_fill,
@@ -109,45 +97,28 @@ class DataBenchmark(Part):
 
 def data_table(figures: dict[str, Any]) -> str:
     """Format the figures in lines of at most 80 characters."""
-    lines = [f"{'target tokens per CPU second':30} {'median':>12} {'lowest':>12} {'highest':>12}"]
+    rows = [("target tokens per CPU second", "median", "lowest", "highest")]
     for name, found in figures["target_tokens_per_second"].items():
-        lines.append(f"{name:30} {found['median']:12,.0f} {found['lowest']:12,.0f} {found['highest']:12,.0f}")
-    fill = figures["fill_percent"]
-    shares = ", ".join(f"{name} {share:.1f}%" for name, share in figures["percent_of_training"].items())
-    return "\n".join(
-        [
-            *lines,
-            f"share of training time at {figures['training_speed']:,} target tokens/s:",
-            f"  {shares}",
-            f"fill of an epoch: source {fill['source']:.2f}%, target {fill['target']:.2f}%, "
-            f"together {fill['both']:.2f}%",
-            f"  {figures['unfit_pairs']:,} pairs fit no pack",
-            *(
-                f"preparation of {found['pairs']:,} pairs: resident at most {found['peak_mib']:,.0f} MiB "
-                f"({found['before_mib']:,.0f} at the start)"
-                for found in figures["preparation_memory"].values()
-            ),
-        ]
-    )
+        rows.append((name, *(f"{found[each]:,.0f}" for each in rows[0][1:])))
+    fill = ", ".join(f"{side} {share:.2f}%" for side, share in figures["fill_percent"].items())
+    lines = [*columns(rows), f"fill of an epoch: {fill}; {figures['unfit_pairs']:,} pairs fit no pack"]
+    for found in figures["preparation_memory"].values():
+        lines.append(f"preparation of {found['pairs']:,} pairs: at most {found['peak_mib']:,.0f} MiB resident")
+    return "\n".join(lines)
 
 
-def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Make our works: planning alone, ids of warm shards, and all that feeds a training on one rank.
+def feeding_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
+    """Make the works of a training's data: planning alone, and all that feeds a training on one rank.
 
     To feed a training is to plan, to read and verify the shards of each window, and to build complete tensors, with one
     or 8 packs per micro-batch. The cost per micro-batch counts most with one pack; a GPU computes more packs at once.
     """
-    packs = first_packs(split, budgets, settings)
 
     def planning() -> Iterator[int]:
-        plan = make_plan(split, budgets, settings)
+        windows, seed = BATCH.window_shards, settings.seed
+        plan = Plan(split.lengths, split.shard_starts, budgets=budgets, window_shards=windows, seed=seed)
         for step in plan.steps(Position(), BATCH.packs_per_step):
             yield step.target_tokens
-
-    def reading() -> Iterator[int]:
-        for pack in itertools.cycle(packs):
-            split.tokens(pack.pair_ids)
-            yield pack.target_tokens
 
     def feeding(packs_at_once: int) -> Iterator[int]:
         data = open_training_data(
@@ -165,27 +136,7 @@ def own_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[s
             yield sum(step.target_tokens for step in block)
             size = steps_of_a_block(block, 1)
 
-    return {"plan": planning(), "read_tokens": reading(), "feed": feeding(1), "feed_8_packs": feeding(8)}
-
-
-def peer_works(split: Split, budgets: Budgets, settings: DataBenchmark) -> dict[str, Iterator[int]]:
-    """Make the works of `datasets` on the same shards, at random in our packs: as lists, and as Arrow, the fastest."""
-    import datasets
-
-    files = [str(split.folder / shard.file) for shard in split.info.shards]
-    packs = first_packs(split, budgets, settings)
-    rows = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
-    tables = rows.with_format("arrow")
-
-    def random_rows() -> Iterator[int]:
-        for pack in itertools.cycle(packs):
-            yield sum(map(len, rows[pack.pair_ids]["tgt"])) + len(pack.pair_ids)
-
-    def random_tables() -> Iterator[int]:
-        for pack in itertools.cycle(packs):
-            yield _target_tokens(tables[pack.pair_ids])
-
-    return {"datasets_random_rows": random_rows(), "datasets_random_arrow": random_tables()}
+    return {"plan": planning(), "feed": feeding(1), "feed_8_packs": feeding(8)}
 
 
 def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, Iterator[int]]:
@@ -222,6 +173,28 @@ def preparation_works(folder: DataFolder, scratch: Path, *, pairs: int, seed: in
     }
 
 
+def preparation_memory(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> dict[str, dict[str, float]]:
+    """Measure `pairs`, `seconds` and `peak_mib` of the command for a text, and for one of ten times as many lines.
+
+    One worker prepares everything, so its memory is an upper bound: with more `--workers`, each does a part.
+    """
+    files, _ = write_text(folder, scratch, pairs=pairs, seed=seed)
+    longer = scratch / "longer.source", scratch / "longer.target"
+    for file, copy in zip(files, longer, strict=True):
+        copy.write_bytes(10 * file.read_bytes())
+    found = {}
+    for name, (source, target) in {"1x": files, "10x": longer}.items():
+        out = scratch / f"memory-{name}"
+        words = ["prepare", "--src", source, "--tgt", target, "--tokenizer", folder.path / TOKENIZER_FILE]
+        words += ["--src-lang", folder.index.source_language, "--tgt-lang", folder.index.target_language]
+        words += ["--workers", 1, "--out", out]
+        wait = wait_for(("-m", "dist_transformer", *map(str, words)), str(scratch))
+        read = DataFolder.open(out).index.pairs_read
+        found[name] = {"pairs": read, "seconds": wait.seconds, "peak_mib": wait.peak_mib}
+        shutil.rmtree(out)
+    return found
+
+
 def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> tuple[tuple[Path, Path], int]:
     """Write random pairs as two files, and return their target tokens. Pairs repeat if the corpus has too few."""
     tokenizer = folder.tokenizer()
@@ -233,26 +206,3 @@ def write_text(folder: DataFolder, scratch: Path, *, pairs: int, seed: int) -> t
         lines = [side.decode(ids.tolist()) for ids in np.split(values, np.cumsum(lengths)[:-1])]
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
     return files, len(target) + len(chosen)
-
-
-def make_plan(split: Split, budgets: Budgets, settings: DataBenchmark) -> Plan:
-    return Plan(
-        split.lengths,
-        split.shard_starts,
-        budgets=budgets,
-        window_shards=BATCH.window_shards,
-        seed=settings.seed,
-    )
-
-
-def first_packs(split: Split, budgets: Budgets, settings: DataBenchmark) -> list[Pack]:
-    """List the first packs of the first epoch."""
-    steps = make_plan(split, budgets, settings).steps(Position(), 1)
-    first = itertools.takewhile(lambda step: step.epoch == 0, itertools.islice(steps, _PACKS))
-    return [pack for step in first for pack in step.packs if pack]
-
-
-def _target_tokens(table: Any) -> int:
-    """Count the target tokens of an Arrow table, and lay out the ids of both sides for use."""
-    lengths = [len(table[side].combine_chunks().flatten().to_numpy()) for side in ("src", "tgt")]
-    return lengths[1] + table.num_rows

@@ -22,6 +22,7 @@ import torch
 from benchmarks.measure import Measured, Part, columns, missing_packages, now, require_known, say, spread
 from benchmarks.rows import decode_row
 from benchmarks.training.peers import ATTENTIONS
+from benchmarks.training.text import padded
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.schema import setting
 from dist_transformer.data.text.lines import read_lines
@@ -36,7 +37,7 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.runtime.device import as_dtype, multiplies_bf16, multiplies_int8
 from dist_transformer.runtime.process_group import process_group
-from dist_transformer.runtime.world import read_world
+from dist_transformer.runtime.world import World
 
 LABELS = {
     "ours": "ours",
@@ -50,7 +51,7 @@ _NEEDS = {"generate": ("transformers",), "ctranslate2": ("ctranslate2",), "int8"
 # Largest difference in BLEU between our search and a peer's on the same weights.
 BLEU_TOLERANCE = 0.7
 # Sentences, and padded source tokens, of a batch.
-_GENERATE_SENTENCES, _CTRANSLATE2_TOKENS = (32, 64, 128), (1024, 2048, 4096)
+_GENERATE_SENTENCES, _CTRANSLATE2_TOKENS = (32, 64, 128), (512, 1024, 2048, 4096)
 # α of the peers.
 _LENGTH_PENALTY = 0.6
 # Lines on which variants are tried.
@@ -87,7 +88,7 @@ class DecodeBenchmark(Part):
         sources, references = (list(read_lines(file))[: self.sentences] for file in (self.src, self.ref))
         if not sources or len(sources) != len(references):
             raise UserError(f"--src and --ref have {len(sources)} and {len(references)} lines: both need as many")
-        with process_group(read_world()) as device:
+        with process_group(World()) as device:
             figures = run_decoding_benchmark(self, sources, references, device)
         flaw = "the BLEU scores differ: the contenders did not do the same work"
         return Measured(
@@ -148,9 +149,8 @@ def run_decoding_benchmark(
         say(f"{LABELS['ours']}: warm, {variants['ours']}")
         for number in range(settings.rounds):
             for name in names if number % 2 == 0 else reversed(names):
-                started = now(device)
-                outputs[name] = works[name](lines)
-                seconds[name].append(now(device) - started)
+                outputs[name], taken = _timed(works[name], lines, device)
+                seconds[name].append(taken)
             say(f"round {number + 1} of {settings.rounds}")
     figures: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -201,16 +201,14 @@ def obstacle(name: str, dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
+def _timed(work: Translate, lines: Sequence[str], device: torch.device) -> tuple[list[str], float]:
+    started = now(device)
+    return work(lines), now(device) - started
+
+
 def _fastest(works: dict[str, Translate], lines: Sequence[str], device: torch.device) -> str:
     """Return the name of the fastest variant, of two runs each."""
-    seconds = {}
-    for name, work in works.items():
-        runs = []
-        for _ in range(2):
-            started = now(device)
-            work(lines)
-            runs.append(now(device) - started)
-        seconds[name] = min(runs)
+    seconds = {name: min(_timed(work, lines, device)[1] for _ in range(2)) for name, work in works.items()}
     return min(seconds, key=seconds.__getitem__)
 
 
@@ -308,10 +306,7 @@ def generate(
     texts = [""] * len(sources)
     for start in range(0, len(order), batch_sentences):
         rows = order[start : start + batch_sentences]
-        longest = len(sources[rows[0]])
-        tokens = torch.full((len(rows), longest), PAD_ID)
-        for row, i in enumerate(rows):
-            tokens[row, : len(sources[i])] = torch.tensor(sources[i])
+        tokens = padded([sources[i] for i in rows], PAD_ID)
         with torch.inference_mode():
             found = marian.generate(
                 input_ids=tokens.to(marian.device),
@@ -319,7 +314,7 @@ def generate(
                 num_beams=settings.beam,
                 length_penalty=_LENGTH_PENALTY,
                 early_stopping=False,
-                max_new_tokens=longest + settings.max_extra_tokens,
+                max_new_tokens=tokens.shape[1] + settings.max_extra_tokens,
                 do_sample=False,
             )
         for i, ids in zip(rows, found.tolist(), strict=True):

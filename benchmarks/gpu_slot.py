@@ -13,7 +13,6 @@ Each half takes five minutes at most, because each check has a limit of its own.
 measured. A check that passed today is not repeated, so the same command continues. No data is needed.
 """
 
-import argparse
 import datetime
 import functools
 import gc
@@ -33,9 +32,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ROOT, result_of, spread, write_result
+import torch
+import torch.distributed as dist
+
+from benchmarks.measure import ROOT, device_name, read_flags, result_of, say, spread, write_result
+from benchmarks.training.random_packs import make_engine, random_batch, random_config, train_step
 from dist_transformer.base.errors import UserError, exit_on_user_error
 from dist_transformer.config.plain import read_json
+from dist_transformer.run.layout import METRICS_FILE, read_records
+from dist_transformer.runtime import device as devices
+from dist_transformer.runtime.launch import free_port
+from dist_transformer.runtime.process_group import process_group
+from dist_transformer.runtime.world import World
 
 # Also the one of a rehearsal, which begins in another way.
 _PROGRAM = str(Path(sys.argv[0]).absolute())
@@ -53,31 +61,39 @@ _HEALTH = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Flags."""
+
+    part: tuple[int, ...] = (1, 2)
+    """Halves."""
+    check: str | None = None
+    """Measure this in this process, and print its figures."""
+    work: Path = ROOT / "runs/gpu-slot"
+    """Folder for runs and logs."""
+    out: Path = ROOT / "results/speed"
+    """Folder of the result."""
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--train"]:
         train(sys.argv[2:])
         return
-    arguments = parse_arguments()
-    if arguments.check:
-        for name, figure in CHECKS[arguments.check].measure(arguments.work):
+    settings = read_flags(Settings)
+    if settings.check:
+        for name, figure in CHECKS[settings.check].measure(settings.work):
             print(json.dumps({name: figure}), flush=True)
         return
-    import torch
-
     if not torch.cuda.is_available():
-        print("nothing is checked, because there is no GPU here", file=sys.stderr)
+        say("nothing is checked, because there is no GPU here")
         return
-    failed = [name for name, check in CHECKS.items() if check.part in arguments.part and not passes(name, arguments)]
+    failed = [name for name, check in CHECKS.items() if check.part in settings.part and not passes(name, settings)]
     if failed:
-        raise UserError(f"{', '.join(failed)} failed: {arguments.work} has their logs")
+        raise UserError(f"{', '.join(failed)} failed: {settings.work} has their logs")
 
 
 def train(flags: list[str]) -> None:
     """Train as one rank of a launch; several share the GPU, over gloo, because NCCL refuses that."""
-    import torch.distributed as dist
-
-    from dist_transformer.runtime import device
-
     join = dist.init_process_group
 
     def join_over_gloo(backend: str, **settings: Any) -> None:
@@ -86,7 +102,7 @@ def train(flags: list[str]) -> None:
         join(backend.replace("cuda:nccl", "cuda:gloo"), **settings)
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        device._gpu_of = lambda world: 0
+        devices._gpu_of = lambda world: 0
         dist.init_process_group = join_over_gloo  # type: ignore[assignment]
     sys.argv[1:] = flags
     from dist_transformer.train import main as train_rank
@@ -94,18 +110,16 @@ def train(flags: list[str]) -> None:
     exit_on_user_error(train_rank, prints=False)
 
 
-def passes(name: str, arguments: argparse.Namespace) -> bool:
+def passes(name: str, settings: Settings) -> bool:
     """Run a check in a process of its own, write its figures as they come, and return whether it passes."""
-    from benchmarks.bench import device_name
-
     check, started = CHECKS[name], time.monotonic()
-    file = arguments.out / f"gpu-slot-{device_name()}.json"
+    file = settings.out / f"gpu-slot-{device_name()}.json"
     today = datetime.date.today().isoformat()
     before = read_json(file)["figures"] if file.exists() else {}
     if (before.get(name, {}).get("state"), before.get(name, {}).get("date")) == ("ok", today):
-        print(f"{name}: passed today", file=sys.stderr)
+        say(f"{name}: passed today")
         return True
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    settings.work.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"state": "runs", "date": today, "limit": check.seconds}
 
     def write(state: str) -> None:
@@ -120,8 +134,8 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
         )
         write_result(file, result)
 
-    log = arguments.work / f"{name}.log"
-    command = [sys.executable, _PROGRAM, "--check", name, "--work", str(arguments.work)]
+    log = settings.work / f"{name}.log"
+    command = [sys.executable, _PROGRAM, "--check", name, "--work", str(settings.work)]
     with (
         log.open("w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
@@ -141,7 +155,7 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
     last = f"ended by signal {-process.returncode}" if process.returncode < 0 else last[-300:]
     state = "ok" if process.returncode == 0 else "out of time" if late else f"failed: {last}"
     write(state)
-    print(f"{name}: {state}, {found['seconds']:.0f} of {check.seconds} s", file=sys.stderr, flush=True)
+    say(f"{name}: {state}, {found['seconds']:.0f} of {check.seconds} s")
     return state == "ok"
 
 
@@ -156,8 +170,6 @@ def _kill(process: int) -> None:
 
 
 def measure_card(work: Path) -> Figures:
-    import torch
-
     from benchmarks.training.field import product_rate
 
     if program := shutil.which("nvidia-smi"):
@@ -177,8 +189,6 @@ def measure_card(work: Path) -> Figures:
 
 def _rate(work: Callable[[], object], *, times: int = 20) -> float:
     """Measure how often per second the GPU does something."""
-    import torch
-
     work()
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -189,12 +199,6 @@ def _rate(work: Callable[[], object], *, times: int = 20) -> float:
 
 
 def measure_steps(work: Path) -> Figures:
-    import torch
-
-    from benchmarks.training.random_packs import make_engine, random_batch, random_config, train_step
-    from dist_transformer.runtime.process_group import process_group
-    from dist_transformer.runtime.world import World
-
     with process_group(World(), single=True) as device:
         for packs in _PACKS:
             for compile in (True, False):
@@ -245,8 +249,6 @@ def measure_ranks(work: Path) -> Figures:
 
 def _losses(work: Path, *, ranks: int, stage: int, killed: bool = False) -> list[float]:
     """Train a small model, and return the loss of each step."""
-    from dist_transformer.run.layout import read_records
-
     run_dir = _new(work / f"ranks-{ranks}-{stage}")
     flags = ["--preset", "tiny", "--data", _data(work), "--run-dir", run_dir, "--precision", "fp32", "--log-every", 1]
     flags += ["--deepspeed-config", f"zero{stage}", "--batch.packs-per-step", 8, "--batch.packs-per-micro-batch", 1]
@@ -264,14 +266,10 @@ def _losses(work: Path, *, ranks: int, stage: int, killed: bool = False) -> list
 
 
 def _saved(run_dir: Path) -> list[dict[str, Any]]:
-    from dist_transformer.run.layout import read_records
-
-    return list(read_records(run_dir, "checkpoint")) if (run_dir / "metrics.jsonl").exists() else []
+    return list(read_records(run_dir, "checkpoint")) if (run_dir / METRICS_FILE).exists() else []
 
 
 def _launch(ranks: int, *flags: object) -> list[str]:
-    from dist_transformer.runtime.launch import free_port
-
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
     return [sys.executable, *(launcher if ranks > 1 else []), _PROGRAM, "--train", *map(str, flags)]
 
@@ -291,12 +289,6 @@ def _data(work: Path) -> Path:
 
 
 def measure_nccl(work: Path) -> Figures:
-    import torch
-    import torch.distributed as dist
-
-    from dist_transformer.runtime.process_group import process_group
-    from dist_transformer.runtime.world import World
-
     with process_group(World(), single=True) as device:
         yield "version", list(torch.cuda.nccl.version())
         parts = torch.full((2**26,), 2.0, device=device, dtype=torch.bfloat16)
@@ -323,10 +315,7 @@ def measure_save(work: Path) -> Figures:
 
 
 def measure_trace(work: Path) -> Figures:
-    from benchmarks.training.random_packs import make_engine, random_batch, random_config, train_step
     from benchmarks.training.step import profile_steps
-    from dist_transformer.runtime.process_group import process_group
-    from dist_transformer.runtime.world import World
 
     with process_group(World(), single=True) as device:
         config = random_config("big", packs=64, at_once=64, compile=True)
@@ -343,7 +332,7 @@ def measure_trace(work: Path) -> Figures:
 def measure_tests(work: Path) -> Figures:
     from benchmarks.gpu_check import run_tests
 
-    for _, result in run_tests(CHECKS["tests"].seconds):
+    for _, result in run_tests(seconds=CHECKS["tests"].seconds):
         yield "outcome", result["figures"]["outcome"]
 
 
@@ -373,14 +362,3 @@ CHECKS = {
     "tests": _Check(2, 150, measure_tests),
     "test-mode": _Check(2, 45, measure_test_mode),
 }
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--part", nargs="*", type=int, choices=(1, 2), default=(1, 2), help="half (default: both)")
-    parser.add_argument("--check", choices=CHECKS, help="measure this in this process, and print its figures")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs/gpu-slot", help="for runs and logs")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/speed", help="folder of the result")
-    return parser.parse_args()

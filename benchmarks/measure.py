@@ -7,11 +7,15 @@ import datetime
 import importlib.util
 import json
 import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -22,6 +26,7 @@ from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.flags import parse_training
 from dist_transformer.config.schema import setting, settings_of, values_of
 from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.hardware import kind_of_device
 from dist_transformer.data.folder.format import DataIndex
 from dist_transformer.run.environment import describe_environment
 from dist_transformer.runtime.launch import without_place
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 _WARM_UP = 0.2
 _UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
 NO_CORPUS = "no text"
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_ARENA_MAX": "1"}
+"""Variables with which glibc keeps freed memory, as `dist_transformer` lets it."""
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the clone, whose package is measured."""
 
@@ -67,8 +74,7 @@ class Part:
     json: Path | None = None
     """Result file, besides the printed table."""
 
-    def measure(self) -> "Measured | None":
-        """Measure. The result is on rank 0; other ranks return None."""
+    def measure(self) -> "Measured":
         raise NotImplementedError
 
     def words(self) -> list[str]:
@@ -112,7 +118,7 @@ class Measured:
 
     what: str
     figures: dict[str, Any]
-    table: str | None = None
+    table: str
     rows: Sequence[dict[str, Any]] = ()
     text: "DataIndex | ModelInfo | None" = None
     """Index of the data folder or model that names the corpus."""
@@ -167,45 +173,67 @@ def measure_rates(works: Mapping[str, Iterator[int]], *, seconds: float, repeats
     return {name: spread(rates) for name, rates in values.items()}
 
 
-def measure_apart(
-    measure: Callable[[dict[str, Any]], dict[str, float]],
-    request: dict[str, Any],
-    *,
-    failure: str,
-    remedy: str,
-    variables: Mapping[str, str] | None = None,
-) -> dict[str, float]:
-    """Run a function of a module in a separate process, and return its answer to a request.
+@contextmanager
+def apart(
+    serve: Callable[[Iterator[Any]], Iterator[Any]], *, failure: str, remedy: str
+) -> Iterator[Callable[[Any], Any]]:
+    """Start a process that answers requests, and yield a function that sends one and returns its answer.
+
+    Its memory and its time are its own, and its allocator keeps freed memory, as that of our trainings does.
 
     Args:
-        variables: of the process's environment.
+        serve: a module's function, which takes the requests and yields an answer to each, both as JSON values.
+        failure: beginning of the error if the process ends; `remedy` is its end.
     """
-    environment = {**without_place(os.environ), **(variables or {})}
+    environment = {**without_place(os.environ), **ALLOCATOR}
     # Measure the clone, not an installed package.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
-    # The name of a module that runs as a program is __main__.
-    name, spec = measure.__name__, sys.modules[measure.__module__].__spec__
-    assert spec is not None
-    program = f"from benchmarks.measure import answer; from {spec.name} import {name}; answer({name})"
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(request)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode != 0:
-        killed = "it was killed, probably because memory is too small"
-        last = killed if done.returncode < 0 else (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
-        raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
-    # Libraries may print before the answer.
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    name, module = serve.__name__, serve.__module__
+    program = f"from benchmarks.measure import answer; from {module} import {name}; answer({name})"
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def ask(request: Any) -> Any:
+            with suppress(BrokenPipeError):
+                requests.write(json.dumps(request).encode() + b"\n")
+            if line := answers.readline():
+                return json.loads(line)
+            killed = "it was killed, probably because memory is too small"
+            ended = process.wait()
+            errors.seek(0)
+            last = killed if ended < 0 else (errors.read().strip().splitlines() or ["it printed no error"])[-1]
+            raise UserError(f"{failure}: {last.removeprefix('error: ')}: {remedy}")
+
+        try:
+            yield ask
+        finally:
+            process.kill()
 
 
-def answer(measure: Callable[[dict[str, Any]], dict[str, float]]) -> None:
-    """Measure the request on the command line and print the answer."""
-    exit_on_user_error(lambda: print(json.dumps(measure(json.loads(sys.argv[1])))))
+def answer(serve: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Answer requests, a line each, until there are no more."""
+    # Libraries print, too.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+
+    def write() -> None:
+        for found in serve(map(json.loads, sys.stdin)):
+            print(json.dumps(found), file=answers, flush=True)
+
+    exit_on_user_error(write)
 
 
 def children_seconds() -> float:
@@ -242,9 +270,42 @@ def vector_units(flags: Iterable[str] | None = None) -> str:
     Args:
         flags: as Linux names them; None: those of this machine.
     """
-    if flags is None:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    flags = _cpu_info().split() if flags is None else flags
     return next((name for flag, name in _UNITS.items() if flag in flags), "no AVX2")
+
+
+def processor_name(info: str | None = None) -> str:
+    """Name a processor with its family, model and widest units, because a cloud's "AMD EPYC" is any of many.
+
+    Args:
+        info: what Linux reports of it; None: of this machine's.
+    """
+    info = info or _cpu_info()
+    found = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", info, re.MULTILINE))
+    numbers = [f"{key.removeprefix('cpu ')} {found[key]}" for key in ("cpu family", "model") if key in found]
+    name = found.get("model name", platform.machine())
+    return " ".join([name, *numbers, "with", vector_units(info.split())])
+
+
+def _cpu_info() -> str:
+    return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def device_name() -> str:
+    """Name the device briefly, for file names: `cpu-` and the processor, or the GPU's name in the table of GPUs."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"cpu-{short_name(processor_name())}"
+    properties = torch.cuda.get_device_properties(0)
+    known = kind_of_device(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return known or short_name(properties.name)
+
+
+def short_name(processor: str) -> str:
+    """Shorten a name: `Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz with AVX2` becomes `intel-xeon-gold-6338-avx2`."""
+    name = re.sub(r"\((?:r|tm)\)|@ [\d.]+ghz|\b(?:cpu|processor|with|[0-9]+-core)\b", " ", processor.lower())
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
 def result_of(
@@ -265,8 +326,8 @@ def result_of(
     machine = describe_environment()
     machine["gpus"] = ", ".join(machine["gpus"]) or "none"
     machine["cores"] = f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''}"
-    machine["units"] = vector_units()
-    form = "{cores} of {processor} with {units}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
+    machine["processor"] = processor_name()
+    form = "{cores} of {processor}, {memory_gib} GiB, GPUs: {gpus}; torch {torch}, Python {python}"
     # The work done per second of CPU time depends on the number of threads.
     form += f"; OMP_NUM_THREADS={threads}" if (threads := os.environ.get("OMP_NUM_THREADS")) else ""
     return {

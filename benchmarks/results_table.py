@@ -21,14 +21,14 @@ syntax: "{figures[test][bleu]:.1f} BLEU". The newest rows come first. The last c
 and links the file.
 """
 
-import argparse
 import re
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measure import ROOT
+from benchmarks.measure import ROOT, read_flags
 from benchmarks.rows import markdown_line, markdown_table
 from dist_transformer.base.errors import UserError
 from dist_transformer.config import wrong_names
@@ -40,11 +40,13 @@ _BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
+_MARIAN = ("MarianMTModel, Trainer", "MarianMTModel, loop", "MarianMTModel, compiled")
+_TRAINING = ("preset", "ours", *_MARIAN, "torch.nn.Transformer")
 # One table per question, whose rows can be compared.
 TABLES: dict[str, tuple[str, ...]] = {
     "race": ("trainer", "BLEU 15", "20", "25", "tokens per CPU second", "BLEU at the end, beam 4", "peak MiB"),
-    "training": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
-    "training_gpu": ("preset", "ours", "MarianMTModel, Trainer", "MarianMTModel, compiled", "torch.nn.Transformer"),
+    "training": _TRAINING,
+    "training_gpu": _TRAINING,
     "steps_gpu": ("step", "tokens per second", "milliseconds", "tokens", "peak GiB", "launches"),
     "decoding": ("model", "ours", "ours, bf16", "ours, int8", "transformers", "CTranslate2", "CTranslate2, int8"),
     "decoding_gpu": ("model", "ours", "transformers", "CTranslate2", "CTranslate2, int8"),
@@ -60,27 +62,19 @@ TABLES: dict[str, tuple[str, ...]] = {
 """Columns of the tables by their names, without the last."""
 _MEASURED = "measured on"
 
-
-class Highlight(NamedTuple):
-    """A line of the table in README.md: a result in one sentence that can be read aloud."""
-
-    file: str
-    what: str
-    result: str
-
-
 _TRAINING_ON_A_CPU = (
     "{figures[train-tiny][fastest_marian][ours_to_this]:.1f} (`tiny`) and "
     "{figures[train-base][fastest_marian][ours_to_this]:.1f} (`base`) times the rate of transformers' MarianMTModel"
 )
-# At most eight: README.md answers a newcomer's first questions, docs/benchmarks.md has the other results.
+# Files, subjects, and results in one sentence that can be read aloud. At most five: README.md answers a newcomer's
+# first questions, docs/benchmarks.md has the other results.
 HIGHLIGHTS = [
-    Highlight(
+    (
         "quality/multi30k-rdrop.json",
         "Multi30k, English to German, with R-Drop",
         "{figures[mean][bleu_tokenized]:.1f} BLEU, mean of three seeds; published: {figures[published_tokenized]:.2f}",
     ),
-    Highlight(
+    (
         "speed/race-cpu-amd-epyc-avx-512-bf16.json",
         "CPU seconds to {figures[goals][1]} BLEU, captions",
         "{figures[toolkits][ours][cpu_seconds_to_bleu][bleu_20][median]:,.0f}; compiled MarianMTModel "
@@ -89,34 +83,17 @@ HIGHLIGHTS = [
         "Trainer {figures[toolkits][trainer][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
         "Marian {figures[toolkits][marian][cpu_seconds_to_bleu][bleu_20][median]:,.0f}",
     ),
-    Highlight(
+    (
         "speed/gpu-check-h100.json",
         "`big` on one GPU",
         "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding: "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
-    Highlight("speed/bench-cpu-intel-xeon.json", "Training on a CPU with AMX", _TRAINING_ON_A_CPU),
-    Highlight(
-        "speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU without AMX", _TRAINING_ON_A_CPU
-    ),
-    Highlight(
-        "speed/decode-width512.json",
-        "Decoding on a CPU, width {figures[width]}, sentences per CPU second",
-        "{figures[contenders][ours_int8][sentences_per_second][median]:,.0f} in int8, "
-        "{figures[contenders][ours_bf16][sentences_per_second][median]:,.0f} in bf16; CTranslate2 "
-        "{figures[contenders][int8][sentences_per_second][median]:,.0f} in int8, `generate` "
-        "{figures[contenders][generate][sentences_per_second][median]:,.0f}",
-    ),
-    Highlight(
+    ("speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU", _TRAINING_ON_A_CPU),
+    (
         "faults/faults.json",
         "{figures[faults]:,} injected faults",
         "{figures[passed]:,} runs resumed exactly, or stopped with one clear sentence",
-    ),
-    Highlight(
-        "quality/export.json",
-        "One model in three programs",
-        "{figures[hf][bleu_ours]:.2f} BLEU here, {figures[hf][bleu]:.2f} in transformers, "
-        "{figures[ctranslate2][bleu]:.2f} in CTranslate2",
     ),
 ]
 
@@ -151,8 +128,16 @@ TOOLKITS = {
 """Toolkits by their letters in the file."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Flags."""
+
+    check: bool = False
+    """Only compare; exit with status 1 if they differ."""
+
+
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = read_flags(Settings)
     pages = read_pages()
     tables = {"highlights": make_highlights(), "costs": cost_table(), **foreign_tables(), **make_tables()}
     wanted = fill_pages(pages, tables)
@@ -282,11 +267,3 @@ def _names(words: str, letters: str, *, dashes: str = "--") -> str:
 
 def _marked(text: str) -> str:
     return _CODE.sub(r"`\g<0>`", text)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if they differ (default: write)")
-    return parser.parse_args()

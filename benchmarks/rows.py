@@ -6,7 +6,7 @@ from typing import Any
 Row = dict[str, Any]
 MISSING = "–"
 """Cell of what was not measured."""
-_TRAINERS = ("trainer", "compiled", "torch")
+_TRAINERS = ("trainer", "loop", "compiled", "torch")
 _DECODERS = ("ours", "ours_bf16", "ours_int8", "generate", "ctranslate2", "int8")
 _STUDIED = {
     "multi30k": "Multi30k",
@@ -21,7 +21,6 @@ _WAITS = {
     "train --help": "`train --help`",
     "translate one line": "`translate` of one line",
     "the first step of tiny": "the first step of `tiny`",
-    "demo": "the end of `demo`",
 }
 
 

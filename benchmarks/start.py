@@ -21,12 +21,11 @@ from dist_transformer.cli.command import COMMANDS
 _PAUSE = 0.01
 _PROGRAM = ("-m", "dist_transformer")
 _RUN = ("train", "--preset", "tiny", "--data", "data", "--max-steps", "1", "--log-every", "1", "--run-dir")
-FIRST_STEP, LINE, DEMO = "the first step of tiny", "translate one line", "demo"
+FIRST_STEP, LINE = "the first step of tiny", "translate one line"
 WAITS: dict[str, tuple[str, ...]] = {
     "import torch": ("-c", "import torch"),
     "--help": (*_PROGRAM, "--help"),
     **{f"{command} --help": (*_PROGRAM, command, "--help") for command in COMMANDS},
-    "a wrong flag of train": (*_PROGRAM, "train", "--wrong"),
     LINE: (*_PROGRAM, "translate", "--model", "model"),
 }
 """Arguments of Python by what is waited for, to the end of the process."""
@@ -38,8 +37,6 @@ class StartBenchmark(Part):
 
     rounds: int = 5
     """Rounds; medians are reported."""
-    demo: bool = False
-    """Also time the whole demo, once."""
 
     def measure(self) -> Measured:
         figures = run_start_benchmark(self)
@@ -71,8 +68,6 @@ def run_start_benchmark(settings: StartBenchmark) -> dict[str, Any]:
                 found[name].append(wait_for(words, folder))
             found[FIRST_STEP].append(wait_for((*_PROGRAM, *_RUN, f"run{number}"), folder, until="step 1"))
             say(f"round {number + 1} of {settings.rounds}")
-        if settings.demo:
-            found[DEMO] = [wait_for((*_PROGRAM, "demo"), folder)]
     return {
         "waits": {
             name: {
@@ -92,9 +87,9 @@ def wait_for(words: tuple[str, ...], folder: str, *, until: str | None = None) -
         until: text of a line of its output; `seconds` end there.
 
     Raises:
-        UserError: no line has that text.
+        UserError: it fails, or no line has that text.
     """
-    began, seen = time.monotonic(), None
+    began, seen, line = time.monotonic(), None, ""
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
@@ -125,9 +120,11 @@ def wait_for(words: tuple[str, ...], folder: str, *, until: str | None = None) -
         for line in process.stdout:
             if until is not None and seen is None and until in line:
                 seen = time.monotonic() - began
-        _, _, usage = os.wait4(process.pid, 0)
-        process.returncode = 0
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     watcher.join()
+    if process.returncode != 0:
+        raise UserError(f"{' '.join(words)} ended with status {process.returncode}: {line.strip()}")
     if until is None:
         seen = time.monotonic() - began
     if seen is None:

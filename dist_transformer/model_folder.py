@@ -22,20 +22,12 @@ from dist_transformer.base.markdown import fill_card
 from dist_transformer.base.verified import Stated, has_own_hash, with_own_hash
 from dist_transformer.config.directions import Direction, choose_direction, worth_stating
 from dist_transformer.config.language_codes import base_language
-from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, to_plain
+from dist_transformer.config.plain import OMIT_DEFAULT, from_plain, read_object, to_plain
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.folder.marks import LanguageMarks
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.model_paths import (
-    CARD_FILE,
-    CONFIG_FILE,
-    REMEDY,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    is_of_transformers,
-    no_model,
-)
+from dist_transformer.runtime.launch import as_typed, own_command
 
 # Commands check their arguments with this module, and torch costs seconds: what reads or writes weights imports it.
 if TYPE_CHECKING:
@@ -45,6 +37,15 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 """Version of the format; since 2, config.json has the hash of the weights and its own."""
+
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.safetensors", "tokenizer.json", "README.md"
+
+_REMEDY = "write the folder again with dist-transformer average"
+_OF_ANOTHER_LIBRARY = (
+    "only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a "
+    "MarianMT folder with dist-transformer import"
+)
+_FOREIGN_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack", ".onnx", ".gguf")
 
 # Below this share of training sources of several sentences, a model translates the first sentence of a line. Captions:
 # 0.02% (Multi30k), and of 102 lines of two captions it scored 28 BLEU as they stood and 52 sentence by sentence.
@@ -193,7 +194,7 @@ def stated_weights(path: Path) -> Stated:
     Raises:
         UserError: `read_model_info` failed.
     """
-    return Stated(_read_config(path)[1].sha256, CONFIG_FILE, REMEDY)
+    return Stated(_read_config(path)[1].sha256, CONFIG_FILE, _REMEDY)
 
 
 def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
@@ -207,16 +208,16 @@ def _read_config(path: Path) -> tuple[ModelInfo, WeightsInfo]:
         values = json.loads(content)
         version, sha256 = values.pop("format_version", None), values.pop("sha256", None)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
-        raise UserError(f"{file} cannot be read as a JSON object ({error}): {REMEDY}") from None
+        raise UserError(f"{file} cannot be read as a JSON object ({error}): {_REMEDY}") from None
     if version != FORMAT_VERSION:
         remedy = "update dist_transformer"
         if version == 1:
-            remedy = f"format 1 has no hash of the weights, so {REMEDY}"
+            remedy = f"format 1 has no hash of the weights, so {_REMEDY}"
         raise UserError(f"{file} has format {version}, and this version reads {FORMAT_VERSION}: {remedy}")
     if not isinstance(sha256, str) or not sha256 or not has_own_hash(content, sha256):
-        raise UserError(f"{file} is damaged or was edited (its SHA-256 differs from the recorded one): {REMEDY}")
-    weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=REMEDY)
-    return from_plain(ModelInfo, values, str(file), remedy=REMEDY), weights
+        raise UserError(f"{file} is damaged or was edited (its SHA-256 differs from the recorded one): {_REMEDY}")
+    weights = from_plain(WeightsInfo, values.pop("weights", {}), str(file), remedy=_REMEDY)
+    return from_plain(ModelInfo, values, str(file), remedy=_REMEDY), weights
 
 
 def load_model(
@@ -233,18 +234,12 @@ def load_model(
     """
     info, stated = _read_config(path)
     tokenizer = load_vocabulary(path / TOKENIZER_FILE, sha256=info.tokenizer_sha256)
-    for name, size, entries in zip(("", "target_"), info.model.vocab_sizes, tokenizer.sizes, strict=True):
-        if size != entries:
-            raise UserError(
-                f"{path / CONFIG_FILE} has a {name}vocab_size of {size}, but the tokenizer has {entries} entries: "
-                f"{REMEDY}"
-            )
     import torch
 
     from dist_transformer.base.tensor_file import open_tensors
     from dist_transformer.model.transformer import Transformer
 
-    Stated(stated.sha256, CONFIG_FILE, REMEDY).check(path / WEIGHTS_FILE)
+    Stated(stated.sha256, CONFIG_FILE, _REMEDY).check(path / WEIGHTS_FILE)
     model = Transformer(info.model)
     with torch.no_grad(), open_tensors(path / WEIGHTS_FILE) as weights:
         for name, parameter in model.state_dict().items():
@@ -314,3 +309,59 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
         flags=f'--model "$MODEL"{direction}',
         settings=to_plain(info.model),
     )
+
+
+def is_of_transformers(path: Path) -> bool:
+    """Return whether a folder's config.json is that of a model for transformers, such as an export."""
+    values = read_object(path / CONFIG_FILE)
+    return "model_type" in values and "format_version" not in values
+
+
+def no_model(path: Path, missing: str) -> UserError:
+    """Build the error about a path that is not a model folder: what it is instead, and the way to a model."""
+    inner = path / "model"
+    found, remedy = f"it has no {missing}", f"{_REMEDY}, or check the path"
+    if not path.exists():
+        found, remedy = "it does not exist", "check the path, or make a model with dist-transformer average"
+    elif not path.is_dir():
+        found, remedy = _no_folder(path)
+    elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+        remedy = f"use the model folder in it, {inner}"
+    elif (path / "weights").is_dir():
+        remedy = f"make one from this run with {_average_of_run(path)}"
+    elif (path / "manifest.json").exists() and (path / "state.json").exists():
+        found, remedy = "it is a checkpoint", f"make a model from it with {_average_of(path)}"
+    elif path.name in ("checkpoints", "weights") and (path.parent / "metrics.jsonl").exists():
+        found = f"it is the {path.name} of a run"
+        remedy = f"make a model from that run with {_average_of_run(path.parent)}"
+    elif (path / "metrics.jsonl").exists():
+        found, remedy = "it is a run folder without weights", "average the run after its first save"
+    elif (path / "index.json").exists():
+        found, remedy = "it is a data folder", "use a folder that dist-transformer average wrote"
+    elif is_of_transformers(path):
+        found, remedy = "it is a model for transformers", _OF_ANOTHER_LIBRARY
+    elif name := next((file.name for file in sorted(path.glob("*")) if file.suffix in _FOREIGN_WEIGHTS), None):
+        found, remedy = f"it holds {name}, weights of another library", _OF_ANOTHER_LIBRARY
+    return UserError(f"{path} is not a model folder ({found}): {remedy}")
+
+
+def _no_folder(file: Path) -> tuple[str, str]:
+    """Describe a file that is given as a model folder, and the way to a model."""
+    folder = file.parent
+    if all((folder / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)) and not is_of_transformers(folder):
+        return "it is a file of one", f"use its folder, {folder}"
+    if file.suffix == ".safetensors" and folder.name == "weights":
+        return "it is a weight file of a run", f"make a model from it with {_average_of(file)}"
+    if file.suffix == ".safetensors" and (folder / "manifest.json").exists():
+        return "it is a file of a checkpoint", f"make a model from that with {_average_of(folder)}"
+    if file.suffix in (*_FOREIGN_WEIGHTS, ".safetensors"):
+        return "it is a weight file of another library", _OF_ANOTHER_LIBRARY
+    return "it is a file", "use a folder that dist-transformer average wrote"
+
+
+def _average_of_run(run_dir: Path) -> str:
+    return as_typed(own_command("average", "--run-dir", run_dir, "--out", run_dir / "model"))
+
+
+def _average_of(weights: Path) -> str:
+    return as_typed(own_command("average", "--checkpoints", weights, "--out", "MODEL"))

@@ -30,18 +30,17 @@ class Ended:
 
 
 class Commands:
-    """Starts commands, one after the other; a context manager.
+    """Starts commands, one after the other.
 
     Args:
-        first: code that the process runs before any command.
         seconds: after which a command is ended, by a signal.
     """
 
-    def __init__(self, scratch: Path, *, first: str = "", seconds: float = 600) -> None:
+    def __init__(self, scratch: Path, *, seconds: float = 600) -> None:
         self.scratch, self.seconds = scratch, seconds
         answers, theirs = os.pipe()
         self.server = subprocess.Popen(
-            [sys.executable, SERVER, str(theirs), first],
+            [sys.executable, SERVER, str(theirs)],
             cwd=ROOT,
             env=environment_of({"OMP_NUM_THREADS": "1"}),
             text=True,
@@ -51,12 +50,6 @@ class Commands:
         )
         os.close(theirs)
         self.answers = os.fdopen(answers)
-
-    def __enter__(self) -> "Commands":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         assert self.server.stdin is not None
@@ -197,3 +190,9 @@ def environment_of(changes: dict[str, Any]) -> dict[str, str]:
     """Give this process's environment with changes, and without the group that it may hold."""
     no_rank = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     return {"PYTHONPATH": str(ROOT), **no_rank, "DS_ACCELERATOR": "cpu", **changes}
+
+
+def rank_variables(rank: int, world: int) -> dict[str, str]:
+    """Give what a launcher tells a process of its place, on one machine."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    return {name: str(value) for name, value in place.items()}

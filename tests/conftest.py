@@ -21,7 +21,7 @@ from benchmarks.launching import deepspeed_command
 from dist_transformer.base.errors import print_messages
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import free_port
-from tests.commands import Begun, Commands, Ended, environment_of
+from tests.commands import Begun, Commands, Ended, environment_of, rank_variables
 from tests.rights import umask
 from tests.small_model import model_folder, model_info, other_folder, random_model, toy_lines, toy_tokenizer
 from tests.variants import distant, registrations
@@ -188,10 +188,9 @@ def begin_ranks(
     **environment: str,
 ) -> list[Begun]:
     """Start some ranks of one launch, and do not wait for them."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | environment
-    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
-        begin_python(*program, output=output, errors=errors, **{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        begin_python(*program, output=output, errors=errors, **{**master, **environment, **rank_variables(rank, world)})
         for rank in ranks
     ]
 

@@ -4,7 +4,7 @@ A program is a real process: its arguments, environment, folder, output and exit
 of JSON on the standard input, and the statuses of each job's processes are a line of JSON on file descriptor `answers`.
 Of a job in the background that line has the process's id, and its status comes later, when it is asked for.
 
-Arguments: the file descriptor, and code to run before any job.
+The argument is the file descriptor.
 """
 
 import atexit
@@ -157,11 +157,9 @@ def status_of_program() -> int:
 
 
 if __name__ == "__main__":
-    answers, first = sys.argv[1:]
     for library in LIBRARIES:
         importlib.import_module(library)
-    exec(first)
     # No search for garbage in a program looks at what is here: DeepSpeed asks for one at each start of an engine.
     gc.freeze()
-    next_program(int(answers))
+    next_program(int(sys.argv[1]))
     os._exit(status_of_program())

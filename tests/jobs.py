@@ -1,6 +1,7 @@
 """Trainings as users start them: real processes of one launch, their output in one file."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,15 +15,12 @@ from safetensors.torch import load_file
 from benchmarks.launching import overridden
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.launch import free_port
-from tests.commands import Begun
+from tests.commands import Begun, rank_variables
 from tests.conftest import ROOT, allow_interrupts, begin_python, deepspeed_command
+from tests.support.tiny import TINY_FLAGS
 
 WORKER = ROOT / "tests" / "distributed" / "worker_faults.py"
-SMALL = (
-    *("--preset", "tiny", "--model.width", "32", "--model.ffn-width", "64", "--model.heads", "2"),
-    *("--model.encoder-layers", "1", "--model.decoder-layers", "1", "--batch.max-target-tokens", "256"),
-    *("--optimizer.warmup-steps", "10", "--log-every", "1"),
-)
+SMALL = (*TINY_FLAGS, "--optimizer.warmup-steps", "10", "--log-every", "1")
 # Seconds, on a machine that is busy with other things.
 PATIENCE = 300
 
@@ -48,7 +46,7 @@ class Job:
     def start_ranks(self, world: int = 2, *, absent: Collection[int] = (), port: int | None = None) -> "Job":
         """Without any launcher, and without the `absent` ranks."""
         port = port or free_port()
-        for rank in (rank for rank in range(world) if rank not in absent):
+        for rank in sorted(set(range(world)) - set(absent)):
             environment = self._of_rank(rank, world, port)
             if self.threads == 1:
                 self.processes.append(begin_python(WORKER, *self.arguments, output=self.log, **environment))
@@ -58,19 +56,31 @@ class Job:
         return self
 
     def _of_rank(self, rank: int, world: int, port: int) -> dict[str, str]:
-        named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-        return {**self.environment, "MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in named.items()}}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return {**self.environment, **master, **rank_variables(rank, world)}
 
     def start_deepspeed(self, world: int = 2, *, port: int | None = None) -> "Job":
         command = deepspeed_command(world)
         self._start([*command[:-1], port or command[-1], WORKER, *self.arguments], self.environment)
         return self
 
-    def _start(self, command: Sequence[object], environment: dict[str, str]) -> None:
+    def start_apart(self, folder: Path, rank: int, port: int) -> "Job":
+        """Start one of two ranks, by the code that it finds from its folder."""
+        command = [sys.executable, "-m", "dist_transformer", "train", *self.arguments]
+        self._start(command, {**self._of_rank(rank, 2, port), "PYTHONPATH": str(ROOT)}, folder)
+        return self
+
+    def start_shell(self, command: Sequence[object], redirected: str) -> "Job":
+        """Start a user's own command, with redirections."""
+        words = shlex.join(map(str, [*command, *self.arguments]))
+        self._start(["bash", "-c", f"{words} {redirected}; exit ${{PIPESTATUS[0]}}"], self.environment)
+        return self
+
+    def _start(self, command: Sequence[object], environment: dict[str, str], folder: Path = ROOT) -> None:
         with self.log.open("ab") as log:
             started = subprocess.Popen(
                 [str(word) for word in command],
-                cwd=ROOT,
+                cwd=folder,
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -119,6 +129,10 @@ class Job:
     @property
     def output(self) -> str:
         return self.log.read_text(errors="replace")
+
+    @property
+    def ledger(self) -> str:
+        return (self.run_dir / "ledger.jsonl").read_text()
 
     @property
     def checkpoints(self) -> list[str]:

@@ -4,19 +4,16 @@ import shutil
 from pathlib import Path
 
 from tests.commands import Commands
+from tests.support.tiny import TINY_FLAGS
 
-_FLAGS = (
-    "--preset tiny --model.width 16 --model.heads 2 --model.ffn-width 16 --model.encoder-layers 1 "
-    "--model.decoder-layers 1 --batch.max-target-tokens 256 --validate-sentences 4"
-)
-SMALL = tuple(_FLAGS.split())
+SMALL = (*TINY_FLAGS, "--validate-sentences", "4")
 TRAIN = ("train", *SMALL, "--data", "data", "--run-dir")
 NEWEST = "run/checkpoints/step-00000002"
 
 FRESH, RESUMED = (*TRAIN, "fresh", "--max-steps", "1"), (*TRAIN, "run", "--max-steps", "3", "--ema-decay", "0.9")
 INSPECT, VERIFY, REPORT = ("inspect", "data", "--verify"), ("verify", "run"), ("report", "run")
 VERIFY_DATA = ("verify", "run", "--data", "data")
-DOCTOR = ("doctor", "--data", "data", "--run-gib", "0.01", "--verify-data")
+DOCTOR = ("doctor", "--data", "data", "--run-gib", "0.01")
 PLAN = ("plan", "--preset", "tiny", "--data", "data", "--gpu", "h100")
 AGAINST = ("plan", "--against", "run")
 LAST = ("average", "--run-dir", "run", "--last", "1", "--out", "m")

@@ -11,7 +11,6 @@ import torch
 
 from dist_transformer.base.files import sha256_of
 from dist_transformer.base.verified import with_own_hash
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.toy_corpus import make_toy_corpus
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
@@ -82,8 +81,8 @@ def model_folder(
 def other_folder(toy_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another network with the vocabulary of `model_folder`; tests must not change it."""
     torch.manual_seed(7)
-    shape = {"width": 24, "heads": 3, "ffn_width": 16, "encoder_layers": 2, "decoder_layers": 1, "max_positions": 120}
-    model = Transformer(ModelConfig(**shape, vocab_size=toy_tokenizer.vocab_size))
+    shape = tiny_config(width=24, heads=3, ffn_width=16, encoder_layers=2, max_positions=120)
+    model = Transformer(replace(shape, vocab_size=toy_tokenizer.vocab_size))
     folder = tmp_path_factory.mktemp("other") / "model"
     info = replace(model_info, model=model.config, longest_source=40, several_sentences=0.1, corpus="other grammar")
     write_model_folder(folder, info=info, weights=dict(model.state_dict()), tokenizer_json=toy_tokenizer.content)

@@ -1,6 +1,5 @@
 """The examples of docs/extending.md, run as they stand on the page."""
 
-import json
 import re
 import runpy
 import sys
@@ -13,8 +12,10 @@ from dist_transformer.config.registry import ATTENTIONS, POSITIONS
 from dist_transformer.config.settings import ModelConfig, OptimizerConfig, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.positions import sinusoidal_positions
+from dist_transformer.run.layout import read_records
 from dist_transformer.training.engine.schedule import learning_rate
 from tests.conftest import ROOT, run_command, run_python
+from tests.support.tiny import TINY_FLAGS
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = {
@@ -35,9 +36,8 @@ EXAMPLE = pytest.mark.parametrize(
     "heading", [ATTENTION, *(pytest.param(heading, marks=IN_SLICE) for heading in (SCHEDULE, POSITION))]
 )
 SMALL = (
-    "--preset tiny --precision fp32 --max-steps 6 --save-every 6 --validate-every 0 --log-every 1 "
-    "--optimizer.warmup-steps 2 --optimizer.peak-lr 2e-3 --model.width 32 --model.heads 2 --model.ffn-width 32 "
-    "--model.encoder-layers 1 --model.decoder-layers 1 --batch.max-target-tokens 256 --batch.packs-per-step 1"
+    "--precision fp32 --max-steps 6 --save-every 6 --validate-every 0 --log-every 1 --optimizer.warmup-steps 2 "
+    "--optimizer.peak-lr 2e-3 --batch.packs-per-step 1"
 )
 
 
@@ -47,13 +47,9 @@ def write(heading: str, folder: Path) -> Path:
     return script
 
 
-def code_lines(block: str) -> list[str]:
-    return [line for line in block.splitlines() if line.strip()]
-
-
 @pytest.mark.parametrize("heading", [*FLAGS, SINK])
 def test_an_example_has_fewer_than_20_lines(heading: str) -> None:
-    assert 3 < len(code_lines(EXAMPLES[heading])) < 20
+    assert 3 < sum(bool(line.strip()) for line in EXAMPLES[heading].splitlines()) < 20
     assert " ".join(FLAGS.get(heading, [])) in PAGE
 
 
@@ -62,17 +58,16 @@ def test_an_example_has_fewer_than_20_lines(heading: str) -> None:
 def test_the_sink_gets_every_log_line(toy_data: DataFolder, tmp_path: Path) -> None:
     script, run = tmp_path / "losses.py", tmp_path / "run"
     script.write_text(EXAMPLES[SINK], encoding="utf-8")
-    given = ["--import", script, *SMALL.split(), "--data", toy_data.path, "--run-dir", run]
+    given = ["--import", script, *TINY_FLAGS, *SMALL.split(), "--data", toy_data.path, "--run-dir", run]
     run_command(*PROGRAM, "train", *given)
-    rows = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
-    assert [int(step) for step, _ in rows] == [1, 2, 3, 4, 5, 6]
-    assert [float(loss) for _, loss in rows] == read_metrics(run, "loss")
+    rows = (run / "losses.csv").read_text().splitlines()
+    assert rows == [f"{step},{loss}" for step, loss in enumerate(read_metrics(run, "loss"), 1)]
+    assert len(rows) == 6
     # A resume after the third step records the fourth one again.
     table = runpy.run_path(str(script))["LossTable"](run, 3)
     table.record("train", 4, {"loss": 7.0})
     table.close()
-    rows_after = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
-    assert rows_after == [*rows[:3], ["4", "7.0"]]
+    assert (run / "losses.csv").read_text().splitlines() == [*rows[:3], "4,7.0"]
 
 
 @pytest.mark.usefixtures("registrations")
@@ -110,15 +105,14 @@ def test_the_attention_is_that_of_press_et_al(tmp_path: Path) -> None:
 
 
 def read_metrics(run: Path, field: str) -> list[float]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record[field] for record in records if record["kind"] == "train"]
+    return [record[field] for record in read_records(run, "train")]
 
 
 @pytest.fixture(scope="module")
 def plain_losses(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     run = tmp_path_factory.mktemp("plain") / "run"
     folders = ["--data", toy_data.path, "--run-dir", run]
-    run_command(sys.executable, "-m", "dist_transformer.train", *SMALL.split(), *folders)
+    run_command(sys.executable, "-m", "dist_transformer.train", *TINY_FLAGS, *SMALL.split(), *folders)
     return read_metrics(run, "loss")
 
 
@@ -128,7 +122,7 @@ def test_an_example_trains_and_translates(
     heading: str, plain_losses: list[float], toy_data: DataFolder, tmp_path: Path
 ) -> None:
     script, run = write(heading, tmp_path), tmp_path / "run"
-    given = [*SMALL.split(), *FLAGS[heading], "--data", toy_data.path, "--run-dir", run]
+    given = [*TINY_FLAGS, *SMALL.split(), *FLAGS[heading], "--data", toy_data.path, "--run-dir", run]
     run_command(*PROGRAM, "train", "--import", script, *given)
     losses, rates = read_metrics(run, "loss"), read_metrics(run, "learning_rate")
     assert len(losses) == len(plain_losses) == 6

@@ -11,6 +11,7 @@ from dist_transformer.config.plain import from_plain, to_plain
 from dist_transformer.config.settings import RUN_IDENTITY, TrainConfig
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.inference.trained_model import TrainedModel
+from dist_transformer.run.layout import read_records
 from tests.conftest import run_command
 
 ALL = Path(__file__).parent / "stored"
@@ -69,7 +70,6 @@ def test_a_run_resumes(version: str, tmp_path: Path) -> None:
     if version == "0.2.0":
         recorded = (ALL / version / "resumed.jsonl").read_text(encoding="utf-8")
         assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").endswith(recorded)
-        records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
         # The losses of the run that continued after the folder was stored.
-        losses = [record["loss"] for record in records if record["kind"] == "train"][-4:]
+        losses = [record["loss"] for record in read_records(tmp_path / "run", "train")][-4:]
         assert losses == pytest.approx([6.444659, 6.491202, 6.492956, 6.480899], abs=1e-4)

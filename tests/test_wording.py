@@ -33,46 +33,40 @@ _WORDS = re.compile(rf"\b({'|'.join(FORBIDDEN)})\b", re.IGNORECASE)
 _BINARY = {".pyc", ".png", ".svg", ".arrow", ".npy", ".safetensors"}
 
 
-def files() -> Iterator[Path]:
-    """List the texts of the project, except for this file, which has the words."""
-    for place in (*_SOURCES, *_PAGES):
-        path = ROOT / place
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        texts = (file for file in found if file.is_file() and file.suffix not in _BINARY)
-        yield from (file for file in texts if file != Path(__file__))
+def files(*places: str, suffix: str = "") -> Iterator[tuple[Path, str]]:
+    """List the texts of some places with their contents, except for this file, which has the words."""
+    for path in (ROOT / place for place in places):
+        for file in sorted(path.rglob(f"*{suffix}")) if path.is_dir() else [path]:
+            if file.is_file() and file.suffix not in _BINARY and file != Path(__file__):
+                yield file.relative_to(ROOT), file.read_text("utf-8")
 
 
-def old_words(line: str) -> list[str]:
-    """List the forbidden words of a line; a name such as `begin_anew` consists of words."""
-    return [word.lower() for word in _WORDS.findall(line.replace("_", " "))]
-
-
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """List line and text of the docstrings of a module, of its classes and functions, and of its fields."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        for statement in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield statement.lineno, value.value
+def strings(text: str) -> Iterator[tuple[ast.Constant, bool]]:
+    """List the strings of a module, and whether each is a docstring of the module, a class, a function or a field."""
+    tree = ast.parse(text)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.strip():
+            yield node, id(node) in alone
 
 
 def test_no_old_word() -> None:
+    """A name such as `begin_anew` consists of words."""
     found = [
-        f"{path.relative_to(ROOT)}:{number}: {word!r}"
-        for path in files()
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-        for word in old_words(line)
+        f"{path}:{number}: {words}"
+        for path, text in files(*_SOURCES, *_PAGES)
+        for number, line in enumerate(text.splitlines(), 1)
+        if (words := _WORDS.findall(line.replace("_", " ")))
     ]
     assert found == []
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{line}: {text.split()[0]}"
-        for folder in (*_SOURCES, "tests")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for line, text in docstrings(path)
-        if text.split() and text.split()[0].rstrip(",:") in OPENERS
+        f"{path}:{node.lineno}: {node.value.split()[0]}"
+        for path, text in files(*_SOURCES, "tests", suffix=".py")
+        for node, is_docstring in strings(text)
+        if is_docstring and node.value.split()[0].rstrip(",:") in OPENERS
     ]
     assert found == []
 
@@ -80,19 +74,10 @@ def test_docstrings_open_with_a_verb_or_a_noun() -> None:
 def test_messages_do_not_ask_to_give() -> None:
     """Users pass flags, set settings and use files."""
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
-        for folder in _SOURCES
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        f"{path}:{node.lineno}: {node.value!r}"
+        for path, text in files(*_SOURCES, suffix=".py")
         if path.name != "toy_lexicon.py"
-        for node in _messages(ast.parse(path.read_text("utf-8")))
-        if re.search(r"\bgives?\b", node.value, re.IGNORECASE)
+        for node, is_docstring in strings(text)
+        if not is_docstring and re.search(r"\bgives?\b", node.value, re.IGNORECASE)
     ]
     assert found == []
-
-
-def _messages(tree: ast.Module) -> Iterator[ast.Constant]:
-    """List the strings of a module that are not docstrings."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield node

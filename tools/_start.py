@@ -14,4 +14,5 @@ from dist_transformer.runtime.interpreter import share_cores
 def run(module: str) -> None:
     """Run a module's `main` as a script."""
     share_cores()
-    exit_on_user_error(import_module(module).main)
+    # A package that is missing is an error in one line, too.
+    exit_on_user_error(lambda: import_module(module).main())

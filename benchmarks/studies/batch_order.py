@@ -36,7 +36,6 @@ from dist_transformer.data.loading.packing import Budgets, Pack, Packs
 from dist_transformer.data.loading.plan import Plan, Position, Step, resolve_budgets
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.reporting.figures import as_png, new_figure
-from dist_transformer.runtime.world import World
 from dist_transformer.training.trainer import micro_batch_seed
 
 Precision = Literal["bf16", "fp32"]
@@ -155,7 +154,7 @@ def train(
 ) -> Curve:
     """Train from the seed's initial weights, with one micro-batch per step."""
     torch.manual_seed(config.seed)
-    driver = PlainDriver(Transformer(config.model), config, World())
+    driver = PlainDriver(Transformer(config.model), config)
     collator = Collator(split, budgets, packs_per_micro_batch=config.batch.packs_per_step)
     rows, number, started = [], 0, time.monotonic()
     for epoch in range(epochs):

@@ -122,7 +122,9 @@ def main() -> None:
         if kept is None and row not in {"base", *arguments.rows}:
             continue
         finished.append(kept or finish_row(row, config, index, arguments))
-        write_results(arguments, index, finished, others, table := make_table(finished, others))
+        figures = compare(finished, others)
+        table = make_table(figures)
+        write_results(arguments, index, figures, table)
     print(table)
 
 
@@ -272,48 +274,54 @@ def direction(difference: float, paper: float, *, threshold: float) -> str:
     return "yes" if difference * paper > 0 or difference == paper == 0 else "no"
 
 
-def bleu_of_base(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return mean and standard deviation of base's BLEU over its seeds. The deviation of a single seed counts as 0."""
-    scores = [row["bleu"] for row in (rows[0], *others)]
-    return statistics.mean(scores), statistics.stdev(scores) if others else 0.0
+def compare(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of the table: each row's BLEU difference from base, the paper's, and whether they agree.
 
-
-def compare(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row its BLEU difference from base, the paper's, and whether they agree.
+    The noise is the standard deviation of base's BLEU over its seeds; that of a single seed counts as 0.
 
     Args:
         rows: finished rows; the first is base.
         others: base with other seeds.
     """
-    base = PAPER["base"]
-    mean, noise = bleu_of_base(rows, others)
-    compared = []
+    seeds = [rows[0], *others]
+    mean = statistics.mean(seed["bleu"] for seed in seeds)
+    noise = statistics.stdev(seed["bleu"] for seed in seeds) if others else 0.0
+    compared, verdicts = [], dict.fromkeys(("yes", "no", "within noise"), 0)
     for row in rows:
         paper = PAPER[row["row"]]
-        ours, theirs = row["bleu"] - mean, round(paper.bleu - base.bleu, 1)
-        figures = {"bleu_difference": ours, "paper_bleu_difference": theirs}
-        agrees = None if row["row"] == "base" else direction(ours, theirs, threshold=2 * noise)
-        compared.append({**row, **figures, "paper": dataclasses.asdict(paper), "same_direction": agrees})
-    return compared
+        ours, theirs = row["bleu"] - mean, round(paper.bleu - PAPER["base"].bleu, 1)
+        agrees = None
+        if row["row"] != "base":
+            agrees = direction(ours, theirs, threshold=2 * noise)
+            verdicts[agrees] += 1
+        figures = {"bleu_difference": ours, "paper_bleu_difference": theirs, "same_direction": agrees}
+        compared.append({**row, **figures, "paper": dataclasses.asdict(paper)})
+    return {
+        "base_bleu": mean,
+        "noise_bleu": noise,
+        "base_of_other_seeds": others,
+        "compared": sum(verdicts.values()),
+        "verdicts": verdicts,
+        "base_steps": rows[0]["steps"],
+        "rows": compared,
+    }
 
 
-def make_table(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+def make_table(figures: dict[str, Any]) -> str:
     """Make the Markdown table of finished rows, base first."""
     columns = ("row", "change", "parameters", "dev ppl", "dev BLEU", "difference", "the paper's", "same direction?")
-    made = []
-    mean, noise = bleu_of_base(rows, others)
-    for row in compare(rows, others):
-        ppl, bleu = f"{row['ppl']:.2f}", f"{row['bleu']:.1f}"
-        if row["row"] == "base" and others:
-            ppl = f"{statistics.mean(seed['ppl'] for seed in (row, *others)):.2f}"
-            bleu = f"{mean:.1f} ± {noise:.1f}"
-        cells = [row["row"], row["change"], f"{row['parameters'] / 1e6:.2f}M", ppl, bleu]
-        if row["same_direction"] is None:
-            cells += ["", "", ""]
-        else:
+    made, others, noise = [], figures["base_of_other_seeds"], figures["noise_bleu"]
+    for row in figures["rows"]:
+        ppl, bleu, compared = row["ppl"], f"{row['bleu']:.1f}", ["", "", ""]
+        if row["row"] != "base":
             differences = (row["bleu_difference"], row["paper_bleu_difference"])
-            cells += [*(f"{value:+.1f}" for value in differences), row["same_direction"]]
-        made.append(cells)
+            compared = [*(f"{value:+.1f}" for value in differences), row["same_direction"]]
+        elif others:
+            ppl, bleu = (
+                statistics.mean(seed["ppl"] for seed in (row, *others)),
+                f"{figures['base_bleu']:.1f} ± {noise:.1f}",
+            )
+        made.append([row["row"], row["change"], f"{row['parameters'] / 1e6:.2f}M", f"{ppl:.2f}", bleu, *compared])
     reference, threshold = "base", "none, because base has one seed"
     if others:
         reference = f"the mean of {1 + len(others)} seeds of base"
@@ -323,38 +331,22 @@ def make_table(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
         "",
         f"Differences are in BLEU, from {reference}. Threshold for `within noise`: {threshold}.",
     ]
-    if any(row["row"].startswith("B") for row in rows):
+    if any(row["row"].startswith("B") for row in figures["rows"]):
         lines += ["", "Rows B narrow the values together with the keys; the paper narrows only queries and keys."]
     return "\n".join(lines)
 
 
-def write_results(
-    arguments: Settings,
-    index: DataIndex,
-    rows: list[dict[str, Any]],
-    others: list[dict[str, Any]],
-    table: str,
-) -> None:
+def write_results(arguments: Settings, index: DataIndex, figures: dict[str, Any], table: str) -> None:
     """Write DIR/table3.md and DIR/table3.json."""
-    compared = compare(rows, others)
-    verdicts = [row["same_direction"] for row in compared if row["same_direction"] is not None]
-    mean, noise = bleu_of_base(rows, others)
+    others = figures["base_of_other_seeds"]
+    trained = (*figures["rows"], *others)
     result = result_of(
         index,
         what="rows of the paper's Table 3, relative to the preset; perplexity and BLEU compared with the paper's",
-        command=[command for row in (*rows, *others) for command in row["commands"]],
+        command=[command for row in trained for command in row["commands"]],
         seeds=[arguments.seed, *(seed["settings"]["seed"] for seed in others)],
-        wall_seconds=sum(row["wall_seconds"] for row in (*rows, *others)),
-        figures={
-            "preset": arguments.preset,
-            "base_bleu": mean,
-            "noise_bleu": noise,
-            "base_of_other_seeds": others,
-            "compared": len(verdicts),
-            "verdicts": {verdict: verdicts.count(verdict) for verdict in ("yes", "no", "within noise")},
-            "base_steps": rows[0]["steps"],
-            "rows": compared,
-        },
+        wall_seconds=sum(row["wall_seconds"] for row in trained),
+        figures={"preset": arguments.preset, **figures},
     )
     write_result(arguments.out / "table3.json", result)
     write_file(arguments.out / "table3.md", table + "\n")

@@ -5,19 +5,18 @@ real target tokens. Peers that batch by padding are in `peers`.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from benchmarks.measure import now
 from benchmarks.training.text import TextSample
-from dist_transformer.config.settings import OptimizerConfig, TrainConfig
+from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.memory import choose_compilation
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.plan import Step
@@ -25,32 +24,33 @@ from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.schedule import RateScheduler, learning_rate
+
+_CLOCKS = ("clock", "wall", "data", "optimizer")
 
 
 @dataclass(slots=True)
 class Timing:
     """Time and tokens of some steps."""
 
-    device: torch.device
     steps: int = 0
     source_tokens: int = 0
     target_tokens: int = 0
-    """Real target tokens of this rank; source tokens are counted in the same way."""
+    """Real target tokens; source tokens are counted in the same way."""
     computed_tokens: int = 0
     """Tokens of both sides, including padding."""
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CLOCKS, 0.0))
     """Seconds by the benchmarks' clock (`measure.now`) and the wall clock; data and optimizer are parts of `wall`."""
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self, device: torch.device) -> Iterator[None]:
         """Time a loop, until the GPU has finished its work."""
-        wall, clock = self._wall(), now(self.device)
+        # The benchmarks' clock waits for the GPU.
+        clock, wall = now(device), time.perf_counter()
         yield
-        self.seconds["clock"] += now(self.device) - clock
-        self.seconds["wall"] += self._wall() - wall
+        self.seconds["clock"] += now(device) - clock
+        self.seconds["wall"] += time.perf_counter() - wall
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -64,81 +64,55 @@ class Timing:
         self.target_tokens += target
         self.computed_tokens += computed
 
-    def _wall(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
 
 class PlainDriver:
-    """Plain torch as the control: the model in bf16 with fp32 masters, or in fp32; native DDP on several ranks.
+    """Plain torch as the control: the model in bf16 with fp32 masters, or in fp32.
 
     The gradient is that of the sum of losses ÷ the step's tokens, as under `Engine`.
     """
 
-    def __init__(self, model: Transformer, config: TrainConfig, world: World) -> None:
-        self.config, self.world = config, world
-        self.masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    def __init__(self, model: Transformer, config: TrainConfig) -> None:
         if config.arithmetic == "bf16":
+            keep_masters(model)
             model.cast_parameters(torch.bfloat16)
-        self.parameters: list[torch.Tensor] = list(model.parameters())
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.has_fixed_shapes and choose_compilation(config, stage=0)[0]:
             model.compile_layers()
-        self.module = model
-        self.wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True) if world.size > 1 else model
-        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **adam_settings(config.optimizer))
+        self.module, self.config = model, config
+        self.optimizer = MasterAdamW(model, config)
         self.scheduler = make_scheduler(self.optimizer, config)
-        self.micro_batches = config.batch.accumulation_steps(world.size)
         self.done = 0
 
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
-        is_last = self.done + 1 == self.micro_batches
-        with self.wrapped.no_sync() if self.world.size > 1 and not is_last else nullcontext():  # type: ignore[operator]
-            sums = self.wrapped(batch, self.config.optimizer.label_smoothing)
-            # DDP averages over ranks.
-            (sums.loss * (self.world.size / step_tokens)).backward()
+        sums: LossSums = self.module(batch, self.config.optimizer.label_smoothing)
+        (sums.loss / step_tokens).backward()
         return sums
 
-    @torch.no_grad()
     def end_micro_batch(self) -> bool:
         self.done += 1
-        if self.done == self.micro_batches:
-            self.done = 0
-            for master, parameter in zip(self.masters, self.parameters, strict=True):
-                assert parameter.grad is not None
-                master.grad = parameter.grad.to(master.dtype)
+        if self.done % self.config.batch.accumulation_steps(1) == 0:
             self.optimizer.step()
             self.scheduler.step()
-            torch._foreach_copy_(self.parameters, self.masters)
-            for parameter in self.parameters:
-                parameter.grad = None
+            self.optimizer.zero_grad()
         return True
-
-    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        names = (name for name, _ in self.module.named_parameters())
-        return zip(names, self.masters, strict=True)
 
 
 class PackedContender:
     """Our model on packs, streamed from the data folder as in training."""
 
-    def __init__(self, driver: Engine | PlainDriver, data: TrainingData, config: TrainConfig, world: World) -> None:
-        self.driver, self.data, self.config, self.world = driver, data, config, world
+    def __init__(self, driver: Engine | PlainDriver, data: TrainingData, config: TrainConfig) -> None:
+        self.driver, self.data = driver, data
         self.device = driver.module.embedding.device
         self.steps: Iterator[Step] = data.plan.steps(data.plan.start(), config.batch.packs_per_step)
 
     def train(self, steps: int) -> Timing:
-        timing = Timing(self.device)
+        timing = Timing(steps=steps)
         self.driver.module.train()
-        with timing.whole():
+        with timing.whole(self.device):
             for _ in range(steps):
                 with timing.part("data"):
                     step = next(self.steps)
-                    micro_batches = self.data.collator.micro_batches(
-                        step, rank=self.world.rank, world_size=self.world.size
-                    )
-                    timing.steps += 1
+                    micro_batches = self.data.collator.micro_batches(step, rank=0, world_size=1)
                 for micro in micro_batches:
                     with timing.part("data"):
                         batch = micro.batch.to(self.device)
@@ -171,14 +145,39 @@ def pack_all(sample: TextSample) -> PackedBatch:
     return PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(labels))
 
 
-def copy_of(model: Transformer) -> Transformer:
-    twin = Transformer(model.config).to(model.embedding.device)
-    twin.load_state_dict(model.state_dict())
-    return twin
+class MasterAdamW(torch.optim.AdamW):
+    """Fused AdamW on the `master` of each weight that has one, which updates the weight."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.weights = list(model.parameters())
+        self.masters = [getattr(weight, "master", weight) for weight in self.weights]
+        adam = config.optimizer
+        betas = (adam.beta1, adam.beta2)
+        super().__init__(self.masters, lr=0.0, betas=betas, eps=adam.epsilon, weight_decay=0.0, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        cast = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
+        for weight, master in cast:
+            master.grad = None if weight.grad is None else weight.grad.float()
+        result = super().step(closure)
+        if cast:
+            torch._foreach_copy_([weight for weight, _ in cast], [master for _, master in cast])
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for weight in self.weights:
+            weight.grad = None
 
 
-def adam_settings(config: OptimizerConfig) -> dict[str, Any]:
-    return {"lr": 0.0, "betas": (config.beta1, config.beta2), "eps": config.epsilon, "weight_decay": 0.0}
+def keep_masters(model: nn.Module) -> None:
+    """Keep fp32 copies of a model's weights as `master`, before they are cast.
+
+    Copies of rounded values would not change the weights at first: small steps from a number of bf16 round back to it.
+    """
+    for weight in model.parameters():
+        weight.master = nn.Parameter(weight.detach().clone())  # type: ignore[attr-defined]
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: TrainConfig) -> RateScheduler:

@@ -3,6 +3,7 @@
 P1  `torch.nn.Transformer`, batches of similar lengths, fused Adam, a hand-written loop
 P2  `MarianMTModel` under Hugging Face's `Trainer`, grouped by length
 P3  as P1, but `MarianMTModel`, compiled
+P4  as P3, not compiled
 
 Each has variants: Marian with either attention of transformers, and in bf16 either autocast on fp32 weights or bf16
 weights with fp32 copies for the optimizer. The fastest variant of each takes part.
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.training.contenders import Timing, adam_settings, make_scheduler
+from benchmarks.training.contenders import MasterAdamW, Timing, keep_masters, make_scheduler
 from benchmarks.training.text import IGNORED_LABEL, PaddedBatch, TextSample, even_order
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.export.marian import marian_model
@@ -29,9 +30,10 @@ from dist_transformer.model.transformer import Transformer
 
 Logits = Callable[[PaddedBatch], torch.Tensor]
 
+PEERS = ("torch", "trainer", "compiled", "loop")
+"""Names of P1 to P4."""
 # Of transformers; which is faster depends on the lengths and the processor.
 ATTENTIONS = ("sdpa", "eager")
-
 
 # Parts of our names, and of those of torch.nn.Transformer.
 _TORCH_NAMES = {
@@ -121,37 +123,9 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> to
     )
 
 
-class MasterAdamW(torch.optim.AdamW):
-    """Fused AdamW, on the fp32 copies of weights that `in_bf16` cast, which it updates."""
-
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.weights = list(model.parameters())
-        self.masters = [getattr(weight, "master", weight) for weight in self.weights]
-        super().__init__(self.masters, fused=True, **adam_settings(config.optimizer))
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        apart = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
-        for weight, master in apart:
-            master.grad = None if weight.grad is None else weight.grad.float()
-        result = super().step(closure)
-        if apart:
-            torch._foreach_copy_([weight for weight, _ in apart], [master for _, master in apart])
-        return result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        for weight in self.weights:
-            weight.grad = None
-
-
 def in_bf16(model: nn.Module) -> nn.Module:
-    """Cast the weights of a model, which keep fp32 copies of their exact values as `master`.
-
-    Copies of rounded values would not change the weights at first: small steps from a number of bf16 round back to it.
-    """
-    for weight in model.parameters():
-        weight.master = nn.Parameter(weight.detach().clone())  # type: ignore[attr-defined]
+    """Cast the weights of a model, which keep their exact values for the optimizer."""
+    keep_masters(model)
     return model.to(torch.bfloat16)
 
 
@@ -179,9 +153,9 @@ class PaddedContender:
         return loss_sum(self.logits(batch), batch.labels_BT, self.config.optimizer.label_smoothing)
 
     def train(self, steps: int) -> Timing:
-        timing = Timing(self.device)
+        timing = Timing(steps=steps)
         self.model.train()
-        with timing.whole():
+        with timing.whole(self.device):
             for _ in range(steps):
                 with timing.part("data"):
                     rows = next(self.rows)
@@ -193,8 +167,7 @@ class PaddedContender:
                 with timing.part("optimizer"):
                     self.optimizer.step()
                     self.scheduler.step()
-                    self.optimizer.zero_grad(set_to_none=True)
-                timing.steps += 1
+                    self.optimizer.zero_grad()
                 computed = batch.source_BS.numel() + batch.target_BT.numel()
                 timing.count(source=int(source), target=int(target), computed=computed)
         return timing
@@ -226,9 +199,9 @@ class TrainerContender:
     def train(self, steps: int) -> Timing:
         if not self.thread.is_alive():
             self.thread.start()
-        timing = Timing(self.device)
+        timing = Timing(steps=steps)
         self.marian.train()
-        with timing.whole():
+        with timing.whole(self.device):
             for _ in range(steps):
                 self.may_collate.release(self.accumulated)
                 self.step_done.acquire()
@@ -237,7 +210,6 @@ class TrainerContender:
         first, self.steps = self.steps, self.steps + steps
         for sizes, computed in self.taken[first * self.accumulated : self.steps * self.accumulated]:
             timing.count(source=int(sizes[0]), target=int(sizes[1]), computed=computed)
-        timing.steps = steps
         return timing
 
     def nll(self, sample: TextSample) -> float:
@@ -343,7 +315,8 @@ def padded_nll(model: nn.Module, logits: Logits, sample: TextSample, config: Tra
     model.eval()
     device = next(model.parameters()).device
     total = 0.0
-    for rows in sample.bucketed(max_tokens=4096, seed=0):
+    # Few tokens, so that the peak memory is that of a step.
+    for rows in sample.bucketed(max_tokens=1024, seed=0):
         batch = sample.batch(rows).to(device)
         with autocast(model, config):
             total += float(loss_sum(logits(batch), batch.labels_BT, 0.0))
@@ -359,7 +332,7 @@ def peer_variants(name: str, config: TrainConfig) -> list[str]:
 def make_peer(
     name: str, variant: str, model: Transformer, sample: TextSample, config: TrainConfig, *, step_tokens: float
 ) -> PaddedContender | TrainerContender:
-    """Make P1, P2 or P3.
+    """Make P1, P2, P3 or P4.
 
     Args:
         model: has the initial weights.

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure import Measured, TrainingPart, say
+from benchmarks.measure import Measured, TrainingPart
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.data.loading.prefetch import Prefetcher
 from dist_transformer.data.loading.sharing import Sharing
@@ -58,7 +58,6 @@ def run_stall_benchmark(settings: StallBenchmark, config: TrainConfig) -> dict[s
                 break
         sharing.close()
         prefetcher.close()
-    say(f"{len(stalls)} steps")
     first, later = stalls[0], sum(stalls[1:])
     training = tokens / settings.rate
     return {
@@ -79,13 +78,9 @@ def run_stall_benchmark(settings: StallBenchmark, config: TrainConfig) -> dict[s
 
 
 def stall_table(figures: dict[str, Any]) -> str:
-    return "\n".join(
-        [
-            f"{figures['steps']:,} steps of training at {figures['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"{figures['epochs_begun']} epoch(s) started, {figures['shards']} shards",
-            f"opening the data         {figures['opening_seconds']:8.2f} s",
-            f"wait for the first step  {figures['first_wait_seconds']:8.2f} s",
-            f"waits after it           {figures['later_wait_seconds']:8.2f} s of {figures['training_seconds']:.1f} s: "
-            f"data stall {figures['data_stall']:.2%}",
-        ]
-    )
+    form = """\
+{steps:,} steps of training at {target_tokens_per_second:,.0f} target tokens/s, {epochs_begun} epoch(s), {shards} shards
+opening the data         {opening_seconds:8.2f} s
+wait for the first step  {first_wait_seconds:8.2f} s
+waits after it           {later_wait_seconds:8.2f} s of {training_seconds:.1f} s: data stall {data_stall:.2%}"""
+    return form.format_map(figures)

@@ -69,11 +69,11 @@ def run_step_benchmark(settings: StepBenchmark, config: TrainConfig, device: tor
     if device.type != "cuda":
         raise UserError("a step cannot be profiled here, because there is no GPU: run it on a machine with one")
     rate = product_rate(device)
-    field = open_field(config, World(), device)
+    field = open_field(config, device)
     # Memory of the field, which keeps the initial weights of all contenders.
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    contender = field.make("ours")
+    contender = field.make("ours", "")
     started = time.monotonic()
     contender.train(_WARM_UP)
     warm, graphs = time.monotonic() - started, graphs_compiled()
@@ -81,7 +81,7 @@ def run_step_benchmark(settings: StepBenchmark, config: TrainConfig, device: tor
     timings = [contender.train(settings.steps) for _ in range(settings.rounds)]
     peak = torch.cuda.max_memory_allocated() - held
     profile = profile_steps(contender.train, _PROFILED)
-    found = summary(timings, field, [rate])
+    found = summary(timings, field.config, [rate])
     steps, seconds = sum(t.steps for t in timings), sum(t.seconds["wall"] for t in timings)
     return {
         "unit": "real target tokens per second",
@@ -144,7 +144,6 @@ def profile_steps(train: Callable[[int], object], steps: int, *, trace: Path | N
             {"name": name[:120], "milliseconds": total[name], "times": len(kernels[name]) / steps} for name in slowest
         ],
         "launches": sum(map(len, kernels.values())) / steps,
-        "calls": {name: count / steps for name, count in calls.items() if name.startswith(("cuda", "cu"))},
         # With two profiled steps, two of the waits per step belong to the benchmark's clock.
         "waits": {name: calls[name] / steps for name in _WAITS if calls[name]},
     }

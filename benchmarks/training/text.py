@@ -53,10 +53,10 @@ class TextSample:
         inputs = [np.insert(self.targets[row], 0, BOS_ID) for row in rows]
         labels = [np.append(self.targets[row], EOS_ID) for row in rows]
         return PaddedBatch(
-            source_BS=_padded(sources, PAD_ID),
-            source_mask_BS=_padded([np.ones_like(ids) for ids in sources], 0),
-            target_BT=_padded(inputs, PAD_ID),
-            labels_BT=_padded(labels, IGNORED_LABEL),
+            source_BS=padded(sources, PAD_ID),
+            source_mask_BS=padded([np.ones_like(ids) for ids in sources], 0),
+            target_BT=padded(inputs, PAD_ID),
+            labels_BT=padded(labels, IGNORED_LABEL),
         )
 
     def bucketed(self, *, max_tokens: int, seed: int) -> list[np.ndarray]:
@@ -108,7 +108,8 @@ def even_order(tokens: np.ndarray, rng: np.random.Generator) -> list[int]:
     return order + [batch for quarter in smaller for batch in quarter]
 
 
-def _padded(rows: list[np.ndarray], value: int) -> torch.Tensor:
+def padded(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> torch.Tensor:
+    """Join rows of ids as one int64 tensor, each filled up to the longest."""
     out = np.full((len(rows), max(map(len, rows))), value, dtype=np.int64)
     for row, ids in zip(out, rows, strict=True):
         row[: len(ids)] = ids

@@ -17,9 +17,8 @@ from dist_transformer.averaging.sources import WeightSource, check_together, ope
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.model.transformer import Transformer
+from dist_transformer.model.transformer import Transformer, parameter_shapes
 from dist_transformer.model_folder import ModelInfo, for_decoding, refuse_other_content, write_model_folder
-from dist_transformer.run.checkpoint.tensors import parameter_shapes
 
 # Numbers per block: 4 MB in float64, which stay in the cache. This is twice as fast as 16 MB.
 _BLOCK_NUMBERS = 2**19

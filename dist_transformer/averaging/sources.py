@@ -15,10 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import is_pickle
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.plain import from_plain, read_json
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model_folder import TOKENIZER_FILE, WEIGHTS_FILE, ModelInfo, read_model_info, stated_weights
 from dist_transformer.run.checkpoint import reader
 from dist_transformer.run.layout import STATE_FILE
@@ -54,21 +52,16 @@ def open_weights(path: Path) -> WeightSource:
     Raises:
         UserError: it is none of these, or its recorded hash is missing or differs.
     """
+    tokenizer = path.absolute().parent.parent / TOKENIZER_FILE
     if path.is_file():
-        if is_pickle(path):
-            raise UserError(
-                f"{path} is a pickle, which can run any code when it is loaded, so it is not read: use .safetensors "
-                "files"
-            )
         reader.stated_weights(path).check(path)
-        info = _model_info(weight_file_metadata(path), path)
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, _files_of(path))
+        return WeightSource(path, _model_info(weight_file_metadata(path), path), tokenizer, _files_of(path))
     if (path / STATE_FILE).exists():
         if problem := reader.checkpoint_problem(path):
             raise UserError(f"{problem}: choose another checkpoint")
         info = _model_info(read_json(path / STATE_FILE), path)
         files = _files_of(*path.glob("part-*.safetensors"))
-        return WeightSource(path, info, path.absolute().parents[1] / TOKENIZER_FILE, files, _CHECKPOINT_PREFIX)
+        return WeightSource(path, info, tokenizer, files, _CHECKPOINT_PREFIX)
     if (path / WEIGHTS_FILE).exists():
         info = read_model_info(path)
         stated_weights(path).check(path / WEIGHTS_FILE)
@@ -100,37 +93,18 @@ def check_together(sources: Sequence[WeightSource]) -> None:
     for source in sources:
         if not source.info.steps:
             raise UserError(f"{source.path} has no training step: {_REMEDY}")
-        if source.path.resolve() in {path.resolve() for path in seen.values()}:
-            raise UserError(f"{source.path} is listed twice: name each source once")
         for step in source.info.steps:
             if step in seen:
                 raise UserError(
                     f"{source.path} and {seen[step]} are both from step {step}: each step counts once, leave one out"
                 )
         seen.update(dict.fromkeys(source.info.steps, source.path))
-        if difference := _difference(first.info, source.info):
-            raise UserError(f"{source.path} {difference} {first.path}: average one run's weights")
-
-
-def _difference(first: ModelInfo, other: ModelInfo) -> str | None:
-    """Describe why weights are not from one run, as a phrase that the first one's name completes."""
-    if other.tokenizer_sha256 != first.tokenizer_sha256:
-        return "was trained with another tokenizer than"
-    for name in (field.name for field in dataclasses.fields(ModelConfig)):
-        before, now = getattr(first.model, name), getattr(other.model, name)
-        if now != before:
-            return f"has another model configuration ({name} {now!r}, not {before!r}) than"
-    before, now = (", ".join(map(str, info.all_directions)) for info in (first, other))
-    if now != before:
-        return f"was trained on other data ({now}, not {before}) than"
-    for name in ("corpus", "synthetic"):
-        before, now = getattr(first, name), getattr(other, name)
-        if now != before:
-            return f"was trained on other data ({name} {now!r}, not {before!r}) than"
-    # Neurons of two seeds do not correspond to each other, so the mean of their weights is useless.
-    if None not in (other.run, first.run) and other.run != first.run:
-        return "is from another run (seed, batch or data) than"
-    return None
+        # Neurons of two seeds do not correspond to each other, so the mean of their weights is useless.
+        if source.info.run != first.info.run:
+            raise UserError(
+                f"{source.path} is from another run (model, data, seed or batch) than {first.path}: average one run's "
+                "weights"
+            )
 
 
 def _model_info(described: dict[str, Any], path: Path) -> ModelInfo:

@@ -29,12 +29,7 @@ from dist_transformer.config.plain import read_json
 from dist_transformer.config.schema import values_of
 from dist_transformer.data.folder.format import INDEX_FILE, VALID_FOLDER, VALID_SOURCE_FILE, VALID_TARGET_FILE
 from dist_transformer.data.folder.reader import DataFolder
-from dist_transformer.evaluation.evaluate import (
-    Evaluation,
-    evaluate_model,
-    read_test_set,
-    reference_nll,
-)
+from dist_transformer.evaluation.evaluate import Evaluation, evaluate_model, read_test_set, reference_nll
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.loading import as_arithmetic, with_agreed_precision
 from dist_transformer.model_folder import ModelInfo, refuse_other_content
@@ -44,74 +39,60 @@ from dist_transformer.runtime.launch import as_typed, own_command
 
 COMPARED_PAIRS = 500
 """Most validation pairs per direction on which weights are compared."""
-
-_Texts = list[tuple[tuple[str, ...], list[tuple[str, str]]]]
-"""Tags and pairs of each direction."""
+_Texts = dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]]
+"""Tags and pairs of each direction, by its name."""
 
 
 def choose_better(settings: AverageSettings) -> ChosenWeights:
     """Choose the named weights, or weights of a run, and compare all but the `best` with the newest file alone.
+
+    The loss of the mean on the run's validation text, on the CPU, is compared with that of the newest file. Of weights
+    that nobody counted, the better of both is chosen; a given number is obeyed, with a warning if the newest is better.
+
+    Returns:
+        the choice; `how` states the figures, or that there are none.
 
     Raises:
         UserError: there are too few, they cannot be averaged, or the model folder holds other files.
     """
     if settings.run_dir is None:
         return ChosenWeights(paths=settings.checkpoints, steps=(), how="")
-    chosen = choose(settings, settings.last if settings.best is None else settings.best)
-    if settings.best is not None:
+    run_dir, chosen = settings.run_dir, choose(settings, settings.last if settings.best is None else settings.best)
+    newest, file = [*weight_files(run_dir).items()][-1]
+    if settings.best is not None or chosen.steps == (newest,):
         return chosen
     # Before minutes of work.
     refuse_other_content(settings.out)
-    return compare_with_newest(chosen, settings.run_dir, settings.out, obey=settings.last is not None)
-
-
-def compare_with_newest(chosen: ChosenWeights, run_dir: Path, out: Path, *, obey: bool) -> ChosenWeights:
-    """Compare the validation nll of the mean of `chosen` with that of the run's newest file alone, on the CPU.
-
-    Args:
-        out: model folder that will be written, for the command in a warning.
-        obey: return `chosen`, with a warning if the newest file alone is better. Otherwise return the better of both.
-
-    Returns:
-        the choice; `how` states the figures, or that there are none.
-
-    Raises:
-        UserError: the weights cannot be averaged.
-    """
-    files = weight_files(run_dir)
-    newest = max(files)
-    if chosen.steps == (newest,):
-        return chosen
     try:
         texts = _validation_texts(run_dir)
     except (UserError, OSError):
         reason = "the run's data folder is not available, or has changed"
         return dataclasses.replace(chosen, how=f"{chosen.how} (not compared with the newest one alone: {reason})")
-    alone, mean = (_nll(paths, texts) for paths in ([files[newest]], chosen.paths))
-    figures = f"validation nll {mean:.4f}, that of the newest one alone {alone:.4f}"
+    alone, mean = _nll([file], texts), _nll(chosen.paths, texts)
     # A loss that is not a number decides nothing.
-    if not mean > alone:
-        return dataclasses.replace(chosen, how=f"{chosen.how}; {figures}")
-    if not obey:
+    if mean > alone and settings.last is None:
         how = f"the newest weight file, validation nll {alone:.4f}; that of the mean of {chosen.how} is {mean:.4f}"
-        return ChosenWeights(paths=(files[newest],), steps=(newest,), how=how)
-    better = as_typed(own_command("average", "--run-dir", run_dir, "--last", 1, "--out", out))
-    warning = (
-        f"the mean is worse than the newest weight file alone (validation nll {mean:.4f}, and {alone:.4f}), which "
-        f"this command writes instead: {better}"
-    )
-    return dataclasses.replace(chosen, how=f"{chosen.how}; {figures}", warnings=(*chosen.warnings, warning))
+        return ChosenWeights(paths=(file,), steps=(newest,), how=how)
+    warnings = chosen.warnings
+    if mean > alone:
+        better = as_typed(own_command("average", "--run-dir", run_dir, "--last", 1, "--out", settings.out))
+        warnings += (
+            f"the mean is worse than the newest weight file alone (validation nll {mean:.4f}, and {alone:.4f}), which "
+            f"this command writes instead: {better}",
+        )
+    how = f"{chosen.how}; validation nll {mean:.4f}, that of the newest one alone {alone:.4f}"
+    return dataclasses.replace(chosen, how=how, warnings=warnings)
 
 
 def _validation_texts(run_dir: Path) -> _Texts:
-    texts: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {}
+    texts: _Texts = {}
     for folder in validation_folders(run_dir):
         direction = folder.index.direction
         if direction.name not in texts:
             pairs = list(zip(*folder.valid_text(), strict=True))
             spread = np.linspace(0, len(pairs) - 1, min(COMPARED_PAIRS, len(pairs))).round().astype(int)
             texts[direction.name] = direction.tags, [pairs[i] for i in spread]
-    return list(texts.values())
+    return texts
 
 
 def _nll(paths: Sequence[Path], texts: _Texts) -> float:
@@ -119,7 +100,7 @@ def _nll(paths: Sequence[Path], texts: _Texts) -> float:
     mean = mean_weights(paths)
     model = mean.to_model(torch.device("cpu"), torch.float32)
     try:
-        values = [reference_nll(model, mean.tokenizer, pairs, tags=tags) for tags, pairs in texts]
+        values = [reference_nll(model, mean.tokenizer, pairs, tags=tags) for tags, pairs in texts.values()]
     except UserError:
         # The model computes numbers that are not finite.
         return math.inf
@@ -232,10 +213,13 @@ def sweep(
         UserError: there are too few weight files (raised before decoding), or another step failed; every rank raises
             it.
     """
+    assert settings.run_dir is not None
+    run_dir, source, reference = settings.run_dir, settings.src, settings.ref
     # One rank chooses, because files may change meanwhile.
     found = on_all_ranks(lambda: [choose(settings, n) for n in sorted(set(settings.sweep))] if rank() == 0 else [])
     choices = as_kind(list[ChosenWeights], broadcast_object(found))
-    source, reference = on_all_ranks(lambda: _dev_set(settings))
+    if source is None or reference is None:
+        source, reference = on_all_ranks(lambda: validation_text(run_dir, settings.loading.direction))
     settings = dataclasses.replace(settings, loading=with_agreed_precision(settings.loading, device))
     lines = read_test_set(source, reference)
     candidates = []
@@ -252,21 +236,13 @@ def choose(settings: AverageSettings, count: int | None) -> ChosenWeights:
     return choose_weights(settings.run_dir, last=last, every=settings.every, best=best, by=settings.by)
 
 
-def _dev_set(settings: AverageSettings) -> tuple[Path, Path]:
-    assert settings.run_dir is not None
-    if settings.src is None or settings.ref is None:
-        return validation_text(settings.run_dir, settings.loading.direction)
-    return settings.src, settings.ref
-
-
 def _score(chosen: ChosenWeights, lines: list[list[str]], settings: AverageSettings, device: torch.device) -> Candidate:
     loading, decoding = settings.loading, Decoding(split_over="no", **values_of(settings.search))
     mean = on_all_ranks(lambda: mean_weights(chosen.paths))
     info = on_all_ranks(lambda: mean.info.facing(loading.direction, loading.tags))
     model = mean.to_model(device, *on_all_ranks(lambda: as_arithmetic(loading.precision, device)))
     evaluation = evaluate_model(model, mean.tokenizer, info, lines[0], lines[1:], settings=decoding, device=device)
-    pairs = list(zip(*lines, strict=True))
-    nll = reference_nll(model, mean.tokenizer, pairs, tags=info.direction.tags)
+    nll = reference_nll(model, mean.tokenizer, list(zip(*lines, strict=True)), tags=info.direction.tags)
     return Candidate(chosen=chosen, evaluation=evaluation, nll=nll)
 
 

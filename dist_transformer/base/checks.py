@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 _COLUMNS = 100
@@ -40,21 +41,13 @@ def check_table(checks: Sequence[Check]) -> str:
     width = max(len(check.name) for check in checks)
     indent = " " * (width + 8)
     columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns)
-
-    def wrap(text: str, head: str) -> list[str]:
-        return textwrap.wrap(
-            text,
-            columns,
-            initial_indent=head,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-
+    wrap = partial(
+        textwrap.wrap, width=columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
     lines = []
     for check in checks:
         state = "ok" if check.state == "ok" else check.state.upper()
-        lines += wrap(check.found, f"{check.name:{width}}  {state:4}  ")
+        lines += wrap(check.found, initial_indent=f"{check.name:{width}}  {state:4}  ")
         if check.state != "ok" and check.remedy:
-            lines += wrap(f"remedy: {check.remedy}", indent)
+            lines += wrap(f"remedy: {check.remedy}", initial_indent=indent)
     return "\n".join(lines)

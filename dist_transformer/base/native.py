@@ -62,13 +62,9 @@ def _load_cached(compiler: str, source: Path, library: Path) -> ctypes.CDLL:
             # It is damaged; compile it again.
             remove(library)
     with whole_path(library) as beside:
-        _compile(compiler, source, beside)
+        command = [*compiler.split(), *_FLAGS, str(source), "-o", str(beside)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
     return ctypes.CDLL(str(library))
-
-
-def _compile(compiler: str, source: Path, library: Path) -> None:
-    command = [*compiler.split(), *_FLAGS, str(source), "-o", str(library)]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
 
 
 def _key(code: bytes, compiler: str) -> str:
@@ -81,12 +77,17 @@ def _key(code: bytes, compiler: str) -> str:
 
 def _processor() -> str:
     """Return the description of the processor, on which `-march=native` depends."""
-    try:
-        lines = Path("/proc/cpuinfo").read_bytes().decode().splitlines()
-    except OSError:
-        return platform.processor()
     kinds = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.split("\t")[0].strip(" :") in kinds}))
+    lines = {line for line in cpu_info().splitlines() if line.split("\t")[0].strip(" :") in kinds}
+    return "\n".join(sorted(lines)) or platform.processor()
+
+
+def cpu_info(file: Path = Path("/proc/cpuinfo")) -> str:
+    """Read how Linux describes the processors; return an empty text where it does not."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _cache() -> Path | None:

@@ -1,6 +1,7 @@
 """Content with its recorded SHA-256, which is checked once, when the content is read."""
 
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -33,7 +34,8 @@ class Held:
     @classmethod
     def copy_of(cls, parts: Sequence[bytes | memoryview]) -> "Held":
         """Hold a copy of the given bytes, end to end; Linux only."""
-        return _hold(sum(len(part) for part in parts), lambda view: _lay(parts, view))
+        content = b"".join(parts)
+        return _hold(len(content), io.BytesIO(content).readinto)
 
     def __del__(self) -> None:
         if self.descriptor is not None:
@@ -119,13 +121,6 @@ def _hold(size: int, fill: Callable[[memoryview], object]) -> Held:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _lay(parts: Sequence[bytes | memoryview], view: memoryview) -> None:
-    place = 0
-    for part in parts:
-        view[place : place + len(part)] = part
-        place += len(part)
 
 
 def with_own_hash(values: Mapping[str, Any]) -> bytes:

@@ -42,7 +42,6 @@ from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
 
 if TYPE_CHECKING:
-    from dist_transformer.averaging.choice import ChosenWeights
     from dist_transformer.averaging.sweep import Candidate, Sweep
 
 
@@ -69,7 +68,8 @@ def average_once(settings: AverageSettings) -> None:
 
     with tqdm(bar_format="{desc}", desc="comparing with the newest weight file", disable=None, leave=False):
         chosen = choose_better(settings)
-    print_warnings(chosen)
+    for warning in chosen.warnings:
+        caution(warning)
     if chosen.how:
         say(f"chosen: {chosen.how}")
     info = write_mean(chosen, settings.out)
@@ -82,14 +82,9 @@ def say_next(out: Path, info: ModelInfo) -> None:
     say(f"next: {translate_command([out], Loading(direction=first.name if others else None))}")
 
 
-def print_warnings(chosen: "ChosenWeights") -> None:
-    for warning in chosen.warnings:
-        caution(warning)
-
-
 def run_sweep(settings: AverageSettings, world: World) -> None:
     from dist_transformer.averaging.sweep import choose, sweep
-    from dist_transformer.runtime.distributed import on_all_ranks
+    from dist_transformer.runtime.distributed import by_main
 
     def check() -> None:
         refuse_other_content(settings.out)
@@ -101,12 +96,13 @@ def run_sweep(settings: AverageSettings, world: World) -> None:
 
     with joined(world, values_of(settings), check) as device:
         result = sweep(settings, device, print_candidate if world.is_main else lambda _: None)
-        on_all_ranks(lambda: print_best(result) if world.is_main else None)
+        by_main(lambda: print_best(result))
 
 
 def print_candidate(candidate: "Candidate") -> None:
     """Print a candidate's score as soon as it is known."""
-    print_warnings(candidate.chosen)
+    for warning in candidate.chosen.warnings:
+        caution(warning)
     say(f"N = {candidate.count}: {candidate.bleu:.2f} BLEU, {candidate.evaluation.seconds:.0f} s", file=sys.stderr)
 
 

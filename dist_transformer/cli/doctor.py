@@ -4,16 +4,14 @@ dist-transformer doctor --run-dir runs/mine --data data/mine
 srun dist-transformer doctor --run-dir runs/mine --data data/mine
 
 It runs in one process or under any launcher (deepspeed, srun, torchrun, mpirun), with as many processes as training
-will have. It checks versions, code, GPUs, their speed and the CPUs close to them, memory, open files, disks, network,
-NCCL's settings and the network that NCCL uses, InfiniBand, whether the run folder is shared and its locks work, the
-data, and the sums of an all-reduce and its speed compared with the nominal rate of the ports. It prints one table and a
-remedy for each problem. The exit status is 1 if something would stop training. It leaves nothing on disk. No check
-waits longer than --timeout; ranks that are missing or stuck are named.
+will have. It checks versions, code, GPUs, memory, disks, network, NCCL's settings and the network that NCCL uses,
+InfiniBand, whether the run folder is shared and its locks work, the data, and the sums of an all-reduce and its speed
+compared with the nominal rate of the ports. It prints one table and a remedy for each problem. The exit status is 1 if
+something would stop training. It leaves nothing on disk. No check waits longer than --timeout; ranks that are missing
+or stuck are named.
 """
 
 import time
-
-from tqdm import tqdm
 
 from dist_transformer.base.checks import check_table, failed
 from dist_transformer.base.errors import UserError, say
@@ -33,8 +31,7 @@ def main() -> None:
 
     world = read_world()
     try:
-        with tqdm(bar_format="{desc}", disable=None if world.is_main else True, leave=False) as bar:
-            checks = check_job(world, settings, progress=bar.set_description_str)
+        checks = check_job(world, settings)
         if world.is_main:
             say(check_table(checks))
         if names := ", ".join(failed(checks)):

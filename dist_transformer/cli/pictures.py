@@ -7,9 +7,6 @@ pair, softmax with and without scaling, sinusoids and their rotations, learned p
 attention. Each picture is also a PNG file in OUT. Without --model, the pictures that need none are made.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from dist_transformer.base.errors import say
 from dist_transformer.base.files import refuse_content
 from dist_transformer.config.command_line import Page, parse
@@ -18,16 +15,8 @@ from dist_transformer.pictures.settings import PictureSettings
 from dist_transformer.run.outputs import claim_folder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PicturePage(PictureSettings):
-    """Models and sentences of the page."""
-
-    out: Path
-    """Folder to write; it must be new or empty."""
-
-
 def main() -> None:
-    settings = parse(PicturePage, Page(text=__doc__))
+    settings = parse(PictureSettings, Page(text=__doc__))
     claim_folder(settings.out, "--out", (settings.model, settings.learned_model))
     refuse_content(settings.out)
     # Early, because the imports below take seconds.

@@ -4,14 +4,13 @@ dist-transformer plan --preset big --nodes 2 --gpus 8 --gpu h100
 dist-transformer plan --against runs/mine
 
 Takes the flags of training. Memory follows from what DeepSpeed allocates. Speed comes from a model, not a measurement:
-a given share of the GPU's peak (--mfu), and the launches of kernels. For a CPU no speed is predicted; --measure trains
-for about ten seconds on those of this machine. --against compares the measurements of a run folder with the predictions
-for its settings and machine. The exit status is 1 if the run would not fit.
+a given share of the GPU's peak (--mfu), and the launches of kernels. For a CPU no speed is predicted: `train
+--test-mode` measures this machine. --against compares the measurements of a run folder with the predictions for its
+settings and machine. The exit status is 1 if the run would not fit.
 """
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,7 @@ from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.run.outputs import claim_file
 
 if TYPE_CHECKING:
-    from dist_transformer.preflight.measured import Comparison
-    from dist_transformer.preflight.run_plan import RunPlan
+    from dist_transformer.preflight.run_plan import Comparison, RunPlan
 
 _GIB = 2**30
 
@@ -42,8 +40,6 @@ class PlanSettings:
 
     start: Annotated[Start, FLAT] = field(default_factory=Start)
     cluster: Annotated[Cluster, FLAT] = field(default_factory=Cluster)
-    measure: bool = False
-    """Train for about ten seconds on this machine's CPU cores, to report its speed beside the prediction."""
     against: Path | None = None
     """Run folder: plan its settings on its machine, and compare with what it measured."""
     json: Path | None = None
@@ -54,32 +50,28 @@ class PlanSettings:
 def main() -> None:
     settings = parse_arguments()
 
-    from dist_transformer.preflight.measured import compare_run, measure_step
-    from dist_transformer.preflight.run_plan import plan_run
+    from dist_transformer.preflight.run_plan import compare_run, plan_run
     from dist_transformer.training.engine.ds_config import load_ds_config
     from dist_transformer.training.introduction import cautions
 
     config = settings.train
     inputs = (*config.corpora.data, config.deepspeed_config, config.checkpoints.init_from, settings.against)
     claim_file(settings.json, "--json", inputs)
-    comparisons: list[Comparison] = []
-    here, seconds = "", None
+    rows: list[Comparison] = []
     if settings.against is None:
         plan = plan_run(config, settings.cluster, load_ds_config(config.deepspeed_config))
-        seconds = measure_step(plan) if settings.measure else None
-        here = speed_here(plan, seconds)
     else:
-        plan, comparisons = compare_run(settings.against)
-    say(screen(plan, here, comparisons))
+        plan, rows = compare_run(settings.against)
+    say(screen(plan, rows))
     for caution in cautions(plan.config, epochs=plan.epochs, target_tokens=plan.work.corpus_target_tokens):
         say(f"warning: {caution}", file=sys.stderr)
     if settings.json is not None:
-        write_json(settings.json, plan, comparisons, seconds)
+        write_json(settings.json, plan, rows)
     refuse_what_does_not_fit(plan)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> PlanSettings:
-    own = [each.name for each in settings_of(Cluster)] + ["measure", "against", "json"]
+    own = [each.name for each in settings_of(Cluster)] + ["against", "json"]
     page = Page(text=__doc__, common=["preset", *own, "data", "max_steps", "batch.target_tokens_per_step"])
     stated = read_training(settings_of(PlanSettings), sys.argv[1:] if words is None else words, page)
     if stated.values.get("against") is not None and stated.values.keys() - {"against", "json"}:
@@ -90,39 +82,18 @@ def parse_arguments(words: Sequence[str] | None = None) -> PlanSettings:
     return settings
 
 
-def speed_here(plan: "RunPlan", seconds: float | None) -> str:
-    """Describe the speed of this machine: nothing if it has a GPU and its CPU cores were not measured.
-
-    Args:
-        seconds: measured time of a step; None if it was not measured.
-    """
-    import torch
-
-    cores = len(os.sched_getaffinity(0))
-    where = f"here      this machine, {cores} CPU core(s): "
-    if seconds is not None:
-        rate, hours = plan.target_tokens_per_step / seconds, plan.config.max_steps * seconds / 3600
-        return f"{where}{rate:,.0f} target tokens/s, MEASURED in one process; all steps {hours:,.1f} h"
-    return "" if torch.cuda.is_available() else f"{where}not measured: add --measure"
-
-
-def screen(plan: "RunPlan", here: str, comparisons: "list[Comparison]") -> str:
-    """Return what the command prints.
-
-    Args:
-        here: speed of this machine.
-    """
+def screen(plan: "RunPlan", comparisons: "list[Comparison]") -> str:
+    """Return what the command prints."""
     return fill(
         Path(__file__).parents[1] / "preflight" / "plan.txt.j2",
         filters={
             "count": "{:,.0f}".format,
             "gib": lambda count: f"{count / _GIB:,.2f}",
             "ms": lambda seconds: f"{1000 * seconds:,.1f}",
-            "shown": shown,
+            "shown": lambda value: "—" if value is None else f"{value:,.{0 if value >= 100 else 2}f}",
             "sizes": show_sizes,
         },
         plan=plan,
-        here=here,
         comparisons=comparisons,
         gib=_GIB,
         enough=ENOUGH,
@@ -131,13 +102,7 @@ def screen(plan: "RunPlan", here: str, comparisons: "list[Comparison]") -> str:
     ).rstrip("\n")
 
 
-def shown(value: float | None) -> str:
-    if value is None:
-        return "—"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
-
-
-def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", here_seconds: float | None) -> None:
+def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]") -> None:
     figures = ("parameters", "target_tokens_per_step", "target_tokens_per_second", "hours", "jobs", "epochs")
     values: dict[str, Any] = {
         "cluster": dataclasses.asdict(plan.cluster),
@@ -150,7 +115,6 @@ def write_json(path: Path, plan: "RunPlan", comparisons: "list[Comparison]", her
         ],
         "speed_is": "a model, not a measurement",
         "step_seconds": plan.step_time and dataclasses.asdict(plan.step_time) | {"total": plan.step_time.total},
-        "measured_here_step_seconds": here_seconds,
         "best": plan.best and dataclasses.asdict(plan.best),
         **{name: getattr(plan, name) for name in (*figures, "training_flops", "disk_bytes")},
         "comparison": [dataclasses.asdict(row) for row in comparisons],

@@ -19,7 +19,7 @@ same.
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,20 +117,15 @@ def write_texts(texts: Iterable[str], world: World, out: Path | None) -> None:
     Raises:
         UserError: rank 0 cannot write; every rank raises it.
     """
-    from dist_transformer.runtime.distributed import on_all_ranks
+    from dist_transformer.runtime.distributed import by_main
 
     # In one process, a closed pipe such as `| head` ends the command without an error message.
     errors = () if out is None and world.size == 1 else (OSError, UserError)
 
-    def on_rank_0(work: Callable[[], object]) -> None:
-        on_all_ranks(
-            lambda: work() if world.is_main else None,
-            errors=errors,
-            describe=lambda error: failure(
-                error, f"{out or 'standard output'} cannot be written", "choose another place"
-            ),
-        )
+    def described(error: Exception) -> str:
+        return failure(error, f"{out or 'standard output'} cannot be written", "choose another place")
 
+    on_rank_0 = partial(by_main, errors=errors, describe=described)
     with contextlib.ExitStack() as stack:
         files: list[IO[bytes]] = [sys.stdout.buffer]
         if out is not None:

@@ -208,9 +208,7 @@ def translate_stream(settings: TranslateSettings, world: World) -> None:
     translate = translation_of(settings, translator, info, notes)
     rows = aligned(lines, settings.beside)
     while chunk := list(itertools.islice(rows, lines_at_once)):
-        sources, *others = map(list, zip(*chunk, strict=True))
-        translations = translate(sources, first, dict(zip(settings.beside, others, strict=True)))
-        texts = map(settings.output_format.text_of, itertools.count(first), translations)
+        texts = map(settings.output_format.text_of, itertools.count(first), translate(chunk, first))
         sys.stdout.buffer.write("".join(texts).encode("utf-8"))
         sys.stdout.buffer.flush()
         if at_terminal:
@@ -269,7 +267,7 @@ def translation_of(
     notes: Counter[str],
     file: Path | None = None,
 ) -> "Translate":
-    """Return the translation of lines with those of the files beside them.
+    """Return the translation of rows: a line, and those of the files beside it.
 
     Warn if the first lines are in the language that the model writes.
 
@@ -283,7 +281,9 @@ def translation_of(
     if settings.closest_to is not None:
         choose = Closest(info.target_language, lowercase=translator.tokenizer.target.lowercase)
 
-    def translate(lines: list[str], first: int, beside: dict[str, list[str]]) -> "Sequence[Translation]":
+    def translate(rows: Sequence[Sequence[str]], first: int) -> "Sequence[Translation]":
+        lines, *others = map(list, zip(*rows, strict=True))
+        beside = dict(zip(settings.beside, others, strict=True))
         if first == 0:
             warn_of_wrong_side(caution, info, translator.tokenizer, "the text, and --direction", (lines, file))
         found = translator.translate(lines, first=first, prefixes=beside.get("--prefix"))

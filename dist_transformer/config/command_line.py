@@ -18,6 +18,7 @@ from dist_transformer.config.plain import to_plain, value_of_json
 from dist_transformer.config.schema import FlagRules, Setting, build, choices_of, settings_of, summary_of
 from dist_transformer.config.wrong_names import (
     LIST_FLAGS,
+    as_setting,
     meant,
     plain_name,
     program,
@@ -33,7 +34,6 @@ _MANY_FLAGS = 25
 _AS_IT_IS = re.compile(r"dist-transformer |srun |deepspeed | ")
 # DeepSpeed's launcher adds this flag; the environment has the same value.
 _OF_LAUNCHERS = "--local-rank"
-_FLAG = re.compile(r"--[a-z][a-z.-]*")
 _OWN_FLAGS = ("--config", "--print-config", "--help", "--help-all")
 
 
@@ -79,8 +79,7 @@ class Given:
         try:
             rules.check(given)
         except UserError as error:
-            said = str(error)
-            raise UserError(_FLAG.sub(lambda flag: _as_name(flag[0]), said) if self.function else said) from None
+            raise UserError(as_setting(str(error)) if self.function else str(error)) from None
 
     def build(self, kind: type[T], default: T | None = None, *, rules: FlagRules | None = None) -> T:
         """Build the settings of a command; see `schema.build`.
@@ -214,7 +213,7 @@ def _read_values(
     also: Iterable[str] = (),
 ) -> None:
     """Add the settings of a file with lines, or of the function `where`."""
-    by_name = {_as_name(each.flag): each for each in known} | {each.name: each for each in known}
+    by_name = {as_setting(each.flag): each for each in known} | {each.name: each for each in known}
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if name not in given.passed_over:
@@ -231,11 +230,6 @@ def _read_values(
         value = value_of_json(each.hint, _as_plain(each, flat[name]), name, place, metadata=each.metadata)
         given.values[each.name] = value
         given.written[each.name] = name if lines is None else f"{name} in {place}"
-
-
-def _as_name(flag: str) -> str:
-    """Write a flag as files and Python write its setting."""
-    return flag[2:].replace("-", "_")
 
 
 def _as_plain(each: Setting, value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.urls import is_url
 from dist_transformer.config.command_line import Given, Page, read_words
-from dist_transformer.config.plain import from_plain, read_json
+from dist_transformer.config.plain import from_plain, read_object
 from dist_transformer.config.presets import PRESETS, VARIANTS, preset_with_variant
 from dist_transformer.config.schema import Setting, settings_of, values_of
 from dist_transformer.config.settings import (
@@ -109,11 +109,7 @@ def default_of(given: Given) -> TrainConfig:
         return default
     for place in (given.values.get("run_dir") or folder, folder):
         file = place / "config.json"
-        try:
-            values = read_json(file).get("model")
-        except UserError:
-            continue
-        if isinstance(values, dict):
+        if isinstance(values := read_object(file).get("model"), dict):
             # What the variant changes stays, so that a contradiction is refused.
             variant, preset = default.model, PRESETS[chosen["preset"]].model
             model = from_plain(ModelConfig, values, str(file))

@@ -171,6 +171,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file as `read_json` does; return an empty one if there is none."""
+    try:
+        return read_json(path)
+    except UserError:
+        return {}
+
+
 def read_json(path: Path, *, remedy: str | None = None) -> dict[str, Any]:
     """Read a JSON object from a file.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.measures import Measure, require_measurable
+from dist_transformer.config.measures import ValidationConfig
 from dist_transformer.config.plain import OMIT_DEFAULT
 from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
 from dist_transformer.config.schema import (
@@ -82,18 +82,16 @@ class ModelConfig:
     """Entries of the vocabulary of the target language; 0: both languages have the same one."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "width", "encoder_layers", "decoder_layers", "heads", "ffn_width", "max_positions")
+        sizes = ("width", "encoder_layers", "decoder_layers", "heads", "head_width", "ffn_width", "max_positions")
+        require_positive(self, *sizes)
         require_fraction(self, "dropout", "attention_dropout", "ffn_dropout")
         remedy = "it must be above 0 and below 1, such as 1e-6"
         require(0.0 < self.norm_epsilon < 1.0, "norm_epsilon", self.norm_epsilon, remedy)
         if self.head_width is None:
             remedy = f"it must be a multiple of heads ({self.heads}), or set head_width"
             require(self.width % self.heads == 0, "width", self.width, remedy)
-        else:
-            require_positive(self, "head_width")
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
-        for name in ("vocab_size", "target_vocab_size"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
+        require_not_negative(self, "vocab_size", "target_vocab_size")
         if self.target_vocab_size:
             remedy = "two vocabularies cannot share all three matrices: use target or none"
             require(self.tie_embeddings != "all", "tie_embeddings", self.tie_embeddings, remedy)
@@ -151,21 +149,16 @@ class BatchConfig:
     """Shards that are shuffled together. More shards mix better; a node holds up to three times as many in memory."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "max_target_tokens", "packs_per_step", "window_shards")
-        for name in ("max_source_tokens", "max_sentences", "packs_per_micro_batch"):
-            if getattr(self, name) is not None:
-                require_positive(self, name)
-        if self.target_tokens_per_step is not None:
-            self._set_packs(self.target_tokens_per_step)
+        require_positive(self, "max_target_tokens", "max_source_tokens", "max_sentences")
+        require_positive(self, "packs_per_step", "packs_per_micro_batch", "window_shards")
+        if (tokens := self.target_tokens_per_step) is not None:
+            remedy = f"it cannot be below a pack ({self.max_target_tokens}): lower max_target_tokens too"
+            require(self.max_target_tokens <= tokens, "target_tokens_per_step", tokens, remedy)
+            object.__setattr__(self, "packs_per_step", round(tokens / self.max_target_tokens))
+            # The tokens are not kept, so a run has one setting for the size of a step.
+            object.__setattr__(self, "target_tokens_per_step", None)
         remedy = f"it cannot be above packs_per_step ({self.packs_per_step})"
         require(self.packs_at_once <= self.packs_per_step, "packs_per_micro_batch", self.packs_per_micro_batch, remedy)
-
-    def _set_packs(self, tokens: int) -> None:
-        """Put a step's tokens in packs. They are not kept, so a run has one setting for the size of a step."""
-        remedy = f"it cannot be below a pack ({self.max_target_tokens}): lower max_target_tokens too"
-        require(self.max_target_tokens <= tokens, "target_tokens_per_step", tokens, remedy)
-        object.__setattr__(self, "packs_per_step", round(tokens / self.max_target_tokens))
-        object.__setattr__(self, "target_tokens_per_step", None)
 
     @property
     def packs_at_once(self) -> int:
@@ -289,33 +282,6 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         require_positive(self, "save_every", "keep_checkpoints", "keep_weights")
         require_not_negative(self, "keep_best")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationConfig:
-    """Validation: when it runs, and when it stops training."""
-
-    validate_every: int = 1000
-    """Steps between validations; 0: never."""
-    validate_sentences: int = 1500
-    """Most sentences per direction that a validation translates for BLEU, chrF, TER and samples: all of a smaller set,
-    otherwise the same ones each time, spread evenly over it; 0: loss only."""
-    best_by: Measure = "nll"
-    """Score that patience and keep_best compare: nll (loss per token, unsmoothed) and ter are better if lower; bleu,
-    chrf and command (the number of validation_command) if higher. The mean over directions."""
-    validation_command: str | None = setting(None, **OMIT_DEFAULT, program=True)
-    """Program that scores the translations, with {source}, {hypothesis} and {reference} for its files; its score is the
-    last word that it prints. Rank 0 runs it, without a shell."""
-    validation_command_minutes: float = setting(30.0, **OMIT_DEFAULT)
-    """End validation_command after this time; the validation then has no score of it."""
-    patience: int = 0
-    """Stop after this many validations without a new best score; 0: never."""
-
-    def __post_init__(self) -> None:
-        require_not_negative(self, "validate_every", "validate_sentences", "patience")
-        require_positive(self, "validation_command_minutes")
-        require_measurable(self.best_by, sentences=self.validate_sentences, command=self.validation_command)
-        require(self.patience == 0 or self.validate_every > 0, "patience", self.patience, "set validate_every above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,7 +76,7 @@ def refuse_wrong_settings(names: Iterable[str], known: Collection[str], where: s
     """
     plain = {plain_name(name) for name in known}
     wrong = [name for name in names if plain_name(name) not in plain]
-    written = {name: _as_setting(_remedy(name, plain) or "leave it out") for name in wrong}
+    written = {name: as_setting(_remedy(name, plain) or "leave it out") for name in wrong}
     if written:
         raise UserError(f"in {where}, {_refusal(written, 'setting')}")
 
@@ -115,6 +115,6 @@ def _refusal(remedies: Mapping[str, str], noun: str) -> str:
     return f"{', '.join(remedies)} are not {noun}s here: {uses}"
 
 
-def _as_setting(remedy: str) -> str:
-    """Write the flags of a remedy as settings are written in files and in Python."""
-    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), remedy)
+def as_setting(text: str) -> str:
+    """Write the flags in a text as settings are written in files and in Python."""
+    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)

@@ -89,6 +89,8 @@ class ModelSizes:
     """Parameters that are not frozen."""
     matrices: int
     """Trained elements in the matrices of encoder and decoder."""
+    muon_flops: int
+    """Operations of Muon's products in an update: five iterations of 4 m² n + 2 m³ for a matrix of m · n, m ≤ n."""
     persistent: int
     """Parameters in tensors that are small enough for ZeRO-3 to keep on every rank."""
     persistent_tensors: int
@@ -133,13 +135,15 @@ class Memory:
 
 
 def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] = ()) -> ModelSizes:
-    sizes, matrices, constants = _tensors(config)
+    sizes, shapes, constants = _tensors(config)
     counts, frozen = [*sizes.values()], frozen_names(sizes, freeze)
+    matrices = [sides for name, sides in shapes.items() if name not in frozen]
     persistent = [count for count in counts if count <= zero.stage3_param_persistence_threshold]
     return ModelSizes(
         parameters=sum(counts),
         trained=sum(size for name, size in sizes.items() if name not in frozen),
-        matrices=sum(sizes[name] for name in matrices if name not in frozen),
+        matrices=sum(m * n for m, n in matrices),
+        muon_flops=5 * sum(4 * m**2 * n + 2 * m**3 for m, n in matrices),
         persistent=sum(persistent),
         persistent_tensors=len(persistent),
         constants=constants,
@@ -147,11 +151,12 @@ def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] =
 
 
 @functools.cache
-def _tensors(config: ModelConfig) -> tuple[dict[str, int], list[str], int]:
-    """Count the elements of each parameter, name the matrices among them, and count the bytes of all tables."""
+def _tensors(config: ModelConfig) -> tuple[dict[str, int], dict[str, tuple[int, int]], int]:
+    """Count the elements of each parameter, the sides of the matrices, the shorter first, and the bytes of tables."""
     model = shapes_only(config)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    return sizes, [*model.hidden_matrices()], sum(table.numel() * table.element_size() for table in model.buffers())
+    sides = {name: (min(matrix.shape), max(matrix.shape)) for name, matrix in model.hidden_matrices().items()}
+    return sizes, sides, sum(table.numel() * table.element_size() for table in model.buffers())
 
 
 def choose_compilation(config: TrainConfig, *, stage: int) -> tuple[bool, str]:

@@ -1,8 +1,8 @@
 """Predicted time of a step, and the number of nodes on which a run is fast: a model, not a measurement.
 
-time = max(floating-point operations ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth, kernel launches · time of
-one) + bytes sent ÷ link + consecutive messages · latency. The host launches kernels while the GPU computes, and small
-models wait for the host; nothing else overlaps.
+time = max(floating-point operations, Muon's too, ÷ (peak · MFU) + bytes of the update ÷ memory bandwidth, kernel
+launches · time of one) + bytes sent ÷ link + consecutive messages · latency. The host launches kernels while the GPU
+computes, and small models wait for the host; nothing else overlaps.
 
 Collectives are modelled as rings, which NCCL and gloo use for large tensors. `tests/distributed/test_traffic.py`
 compares them with the calls of real ranks; docs/planning.md has steps with gloo on links of known rates, and the
@@ -71,20 +71,17 @@ def predict_step(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, s
         target_tokens=packs * config.batch.max_target_tokens,
         passes=config.optimizer.passes,
     )
-    updated = sizes.trained / (cluster.world_size if zero.stage else 1)
+    ranks, rate = cluster.world_size if zero.stage else 1, peak * 1e12 * cluster.mfu
+    update = sizes.trained / ranks * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9)
+    if config.optimizer.kind == "muon":
+        # At stage 3 each rank has a piece of every matrix, so each computes all of them.
+        update += sizes.muon_flops / (1 if zero.stage == 3 else ranks) / rate
     return StepTime(
-        compute=operations / (peak * 1e12 * cluster.mfu),
+        compute=operations / rate,
         launches=launches_of_step(config.model, accumulation=accumulation) * LAUNCH_SECONDS,
-        update=updated * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9),
+        update=update,
         communication=communication_seconds(
-            zero,
-            sizes=sizes,
-            gpus_per_node=cluster.gpus,
-            nodes=cluster.nodes,
-            link_gb_per_second=gpu.link_gb_per_second,
-            network_gbit=cluster.network_gbit or gpu.node_gbit,
-            precision=config.arithmetic,
-            accumulation=accumulation,
+            zero, sizes, cluster, precision=config.arithmetic, accumulation=accumulation
         ),
     )
 
@@ -100,27 +97,19 @@ class Traffic:
 
 
 def communication_seconds(
-    zero: ZeroSettings,
-    *,
-    sizes: ModelSizes,
-    gpus_per_node: int,
-    nodes: int,
-    link_gb_per_second: float,
-    network_gbit: float,
-    precision: str,
-    accumulation: int,
+    zero: ZeroSettings, sizes: ModelSizes, cluster: Cluster, *, precision: str, accumulation: int
 ) -> float:
     """Predict the communication time of one step: its bytes ÷ the slowest link of the ring, and the messages' latency.
 
     The ring crosses each link once in each direction. Between nodes it uses the whole network of a node.
     """
-    world = nodes * gpus_per_node
+    gpu, world, crossings = GPUS[cluster.gpu], cluster.world_size, cluster.nodes - 1
     if world == 1:
         return 0.0
-    link = link_gb_per_second if nodes == 1 else min(link_gb_per_second, network_gbit / 8)
+    network = (cluster.network_gbit or gpu.node_gbit) / 8
+    link = min(gpu.link_gb_per_second, network) if crossings else gpu.link_gb_per_second
     sent = traffic(zero, sizes, precision=precision, accumulation=accumulation)
     # A ring over several nodes crosses the network once per node; the message that would close the ring is not sent.
-    crossings = nodes - 1
     latency = crossings * NETWORK_LATENCY + (world - 1 - crossings) * LINK_LATENCY
     return sent.bytes * (world - 1) / world / (link * 1e9) + sent.passes * latency
 

@@ -24,7 +24,7 @@ from dist_transformer.inference.scoring import encode_pairs, longest_line, score
 from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo
-from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
+from dist_transformer.runtime.distributed import broadcast_object, by_main, on_all_ranks, rank, world_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,8 +109,7 @@ def read_test_set(source: Path, *references: Path) -> list[list[str]]:
         UserError: the files cannot be read, are empty or of different length; every rank raises it.
     """
     # One rank reads, so that all have the same text even if a file changes meanwhile.
-    texts = on_all_ranks(lambda: read_aligned(source, *references) if rank() == 0 else None)
-    return broadcast_object(texts) or []
+    return broadcast_object(by_main(lambda: read_aligned(source, *references))) or []
 
 
 def evaluate_model(
@@ -131,20 +130,16 @@ def evaluate_model(
     seconds = time.perf_counter() - start
     hypotheses = [translation.text for translation in translations]
     ignore_case = lowercase or tokenizer.target.lowercase
-    scores = on_all_ranks(
-        lambda: (
-            score(hypotheses, *references, target_language=info.target_language, lowercase=ignore_case)
-            if rank() == 0
-            else None
-        )
-    )
+    has_capitals = tokenizer.target.lowercase and any(line != line.lower() for lines in references for line in lines)
+    language = info.target_language
+    scores = by_main(lambda: score(hypotheses, *references, target_language=language, lowercase=ignore_case))
     return Evaluation(
         scores=as_kind(Scores, broadcast_object(scores)),
         info=info,
         notes=(
             *noted(count_notes(translations)),
             *_unsplit(translator, info, sources),
-            *_notes(tokenizer, references),
+            *(["lowercased model, references with capitals: the cased BLEU has no meaning"] if has_capitals else []),
         ),
         hypotheses=hypotheses,
         decoding=settings,
@@ -164,12 +159,6 @@ def _unsplit(translator: Translator, info: ModelInfo, sources: Sequence[str]) ->
         f"{count:,} {lines} as in the file, for scores like published ones; translate splits such lines at their "
         f"sentences: --split-over {info.split_over or 1} does so here",
     )
-
-
-def _notes(tokenizer: Vocabulary, references: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    if tokenizer.target.lowercase and any(line != line.lower() for lines in references for line in lines):
-        return ("lowercased model, references with capitals: the cased BLEU has no meaning",)
-    return ()
 
 
 def write_evaluation(evaluation: Evaluation, file: Path) -> None:

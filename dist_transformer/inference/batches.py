@@ -122,10 +122,13 @@ class Running:
     """Sentences that a model decodes at a time, each in a slot with its hypotheses: limits, caches, prefixes.
 
     Args:
-        sources, settings, never, prefixes, linear: as for `beam_search`.
+        sources, settings: as for `beam_search`.
         slots: number of slots; they are idle at first.
         beam_size: hypotheses per slot.
         fixed_shapes: whether all steps have the same shapes.
+        never: tokens that are never chosen, besides `<pad>`, `<unk>` and `<s>`.
+        prefixes: texts that the outputs begin with. One with more tokens than the source replaces its length.
+        linear: computes the matrix products of each step.
     """
 
     def __init__(
@@ -133,13 +136,13 @@ class Running:
         model: DecodingModel,
         sources: Sequence[Sequence[int]],
         settings: Decoding,
-        never: Sequence[int],
-        prefixes: Prefixes | None,
-        linear: Linear,
         *,
         slots: int,
         beam_size: int,
         fixed_shapes: bool = False,
+        never: Sequence[int] = (),
+        prefixes: Prefixes | None = None,
+        linear: Linear = functional.linear,
     ) -> None:
         self.model, self.sources, self.settings, self.device = model, sources, settings, model.device
         lengths, positions = np.array([len(source) for source in sources]), model.config.max_positions

@@ -19,14 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from dist_transformer.inference.batches import Running, best_extensions, evaluating
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import DecodingModel
-from dist_transformer.inference.prefixes import Prefixes
-from dist_transformer.model.products import Linear
 
 # Steps between checks for sentences that are done. On CUDA a check makes the host wait for the device.
 _STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
@@ -56,9 +53,7 @@ def beam_search(
     *,
     settings: Decoding,
     slots: int | None = None,
-    never: Sequence[int] = (),
-    prefixes: Prefixes | None = None,
-    linear: Linear = functional.linear,
+    **how: Any,
 ) -> list[list[Hypothesis]]:
     """Search for the `nbest` best hypotheses of each source, best first.
 
@@ -74,9 +69,7 @@ def beam_search(
         slots: number of sentences to search at a time, in their order; the next one takes the slot of one that ended.
             All steps then have the same shapes, and on CUDA they are a graph. None: all sentences begin together, and
             steps get smaller as sentences end.
-        never: tokens that are never chosen.
-        prefixes: texts that the outputs begin with. One with more tokens than the source replaces its length.
-        linear: computes the matrix products of each step.
+        how: `never`, `prefixes` and `linear` of `Running`.
 
     Returns:
         One list per source, in order. It has fewer than `nbest` hypotheses only if no more exist within the length.
@@ -84,7 +77,7 @@ def beam_search(
     if not sources:
         return []
     with evaluating(model), torch.inference_mode():
-        return _Search(model, sources, settings, slots, never, prefixes, linear).run()
+        return _Search(model, sources, settings, slots, **how).run()
 
 
 @dataclass(slots=True)
@@ -147,13 +140,11 @@ class _Search(Running):
         sources: Sequence[Sequence[int]],
         settings: Decoding,
         slots: int | None,
-        never: Sequence[int] = (),
-        prefixes: Prefixes | None = None,
-        linear: Linear = functional.linear,
+        **how: Any,
     ) -> None:
         self.refills, count = slots is not None, min(slots or len(sources), len(sources))
-        rooms: Any = {"slots": count, "beam_size": settings.beam, "fixed_shapes": self.refills}
-        super().__init__(model, sources, settings, never, prefixes, linear, **rooms)
+        how |= {"slots": count, "beam_size": settings.beam, "fixed_shapes": self.refills}
+        super().__init__(model, sources, settings, **how)
         self.results: list[list[Hypothesis]] = [[] for _ in sources]
         self.waiting = deque(range(len(sources)))
         self.sentence_of_slot = np.full(count, _IDLE)
@@ -174,7 +165,9 @@ class _Search(Running):
                 if self.refills:
                     self._begin(np.flatnonzero(done_N))
                 else:
-                    self._keep(~done_N)
+                    order, order_N = self.keep_slots(~done_N)
+                    self.sentence_of_slot = self.sentence_of_slot[order]
+                    self.beams.keep(order_N)
         return self.results
 
     def _begin(self, slots: np.ndarray) -> None:
@@ -261,12 +254,6 @@ class _Search(Running):
                 if score > -torch.inf
             ]
         self.sentence_of_slot[slots] = _IDLE
-
-    def _keep(self, kept_N: np.ndarray) -> None:
-        """Keep these slots and drop the others."""
-        order, order_N = self.keep_slots(kept_N)
-        self.sentence_of_slot = self.sentence_of_slot[order]
-        self.beams.keep(order_N)
 
 
 def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], object]:

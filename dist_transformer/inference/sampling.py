@@ -30,7 +30,6 @@ from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.prefixes import Prefixes
-from dist_transformer.model.products import Linear
 
 # Logits that are computed at a time; without top_k each of them takes 28 bytes.
 _ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
@@ -80,9 +79,7 @@ def sample(
     keys: Sequence[tuple[int, ...]],
     *,
     settings: Decoding,
-    never: Sequence[int] = (),
-    prefixes: Prefixes | None = None,
-    linear: Linear = functional.linear,
+    **how: Any,
 ) -> list[Hypothesis]:
     """Draw one output for each source, in order.
 
@@ -93,10 +90,8 @@ def sample(
         sources: token ids without special tokens, each shorter than the model's `max_positions`.
         keys: key of each sentence, which seeds its random numbers.
         settings: the distribution to draw from. `length_penalty` affects the scores alone.
-        never: tokens that are never drawn.
-        prefixes: texts that the outputs begin with, as in beam search. Until its text is covered, an output is drawn
-            from the tokens that are allowed, in proportion to their probabilities.
-        linear: computes the matrix products of each step.
+        how: `never`, `prefixes` and `linear` of `Running`. Until its prefix is covered, an output is drawn from the
+            tokens that are allowed, in proportion to their probabilities.
 
     Returns:
         Outputs with their log probabilities under the model, over all tokens and without temperature.
@@ -104,7 +99,7 @@ def sample(
     if not sources:
         return []
     with evaluating(model), torch.inference_mode():
-        return _Sampler(model, sources, keys, settings, never, prefixes, linear).run()
+        return _Sampler(model, sources, keys, settings, **how).run()
 
 
 class _Sampler(Running):
@@ -116,11 +111,9 @@ class _Sampler(Running):
         sources: Sequence[Sequence[int]],
         keys: Sequence[tuple[int, ...]],
         settings: Decoding,
-        never: Sequence[int],
-        prefixes: Prefixes | None,
-        linear: Linear,
+        **how: Any,
     ) -> None:
-        super().__init__(model, sources, settings, never, prefixes, linear, slots=len(sources), beam_size=1)
+        super().__init__(model, sources, settings, slots=len(sources), beam_size=1, **how)
         numbers = [np.random.default_rng([settings.seed, *key]).random(self.longest) for key in keys]
         self.numbers_NT = torch.from_numpy(np.stack(numbers)).to(self.device)
         self.begin_sentences(torch.arange(len(sources), device=self.device), range(len(sources)))

@@ -19,7 +19,14 @@ from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabular
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.model.loss import logit_rows
-from dist_transformer.runtime.distributed import broadcast_object, gather_objects, on_all_ranks, rank, world_size
+from dist_transformer.runtime.distributed import (
+    broadcast_object,
+    by_main,
+    gather_objects,
+    on_all_ranks,
+    rank,
+    world_size,
+)
 
 # Lines that are held in memory, and from which batches are formed.
 _LINES_AT_ONCE = 10_000
@@ -147,27 +154,21 @@ def score_files(
     Raises:
         UserError: `score_pairs` failed, or a file is a pipe or cannot be read, or their lengths differ.
     """
+
+    def check() -> None:
+        for number, chunk in enumerate(_chunks(files)):
+            sources, targets = zip(*chunk, strict=True)
+            if number == 0:
+                look(sources, targets)
+            first_line = number * _LINES_AT_ONCE + 1
+            _refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
+
     # Only one rank reads, so that all ranks have the same text even if a file changes meanwhile.
-    on_all_ranks(lambda: _check_files(model, tokenizer, files, tags, look) if rank() == 0 else None)
+    by_main(check)
     chunks = _chunks(files)
-    while chunk := broadcast_object(on_all_ranks(lambda: next(chunks, []) if rank() == 0 else [])):
+    while chunk := broadcast_object(by_main(lambda: next(chunks, []))):
         sources, targets = zip(*chunk, strict=True)
         yield score_pairs(model, tokenizer, sources, targets, device=device, tags=tags, batch_tokens=batch_tokens)
-
-
-def _check_files(
-    model: DecodingModel,
-    tokenizer: Vocabulary,
-    files: LineFiles,
-    tags: Sequence[str],
-    look: Callable[[Sequence[str], Sequence[str]], object],
-) -> None:
-    for number, chunk in enumerate(_chunks(files)):
-        sources, targets = zip(*chunk, strict=True)
-        if number == 0:
-            look(sources, targets)
-        first_line = number * _LINES_AT_ONCE + 1
-        _refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
 
 
 def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:

@@ -1,16 +1,15 @@
 """Splitting of texts that are too long for a model into parts, and joining of the translations."""
 
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
 from dist_transformer.data.text.sentences import UNSPACED_CHARACTER, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
-LEAST_LIMIT = 4
-"""Smallest limit that every character fits: the most bytes of a character in UTF-8, and so the most tokens."""
-
 _JOINERS = "\u200c\u200d"
+_VISIBLE = re.compile(r"\S")
 # Characters per token in the first look ahead into a long sentence; the look-ahead doubles until it is enough.
 _LOOK_AHEAD = 2
 
@@ -23,7 +22,7 @@ def split_text(text: str, tokenizer: Tokenizer, limit: int) -> list[str]:
     possible not before a combining mark.
 
     Args:
-        limit: maximum tokens per part, at least `LEAST_LIMIT`.
+        limit: maximum tokens per part, at least 4: the most bytes of a character in UTF-8, and so the most tokens.
 
     Returns:
         Parts of at most `limit` tokens, none of them blank; a part of a long sentence is normalised.
@@ -48,16 +47,11 @@ def join_texts(texts: Sequence[str]) -> str:
 def _cut(text: str, tokenizer: Tokenizer, limit: int) -> Iterator[str]:
     """Cut a normalised sentence from its beginning, each part as long as possible."""
     start = 0
-    while (start := _next_visible(text, start)) < len(text):
+    while (visible := _VISIBLE.search(text, start)) is not None:
+        start = visible.start()
         end = start + _part_length(text, start, tokenizer, limit)
         yield text[start:end].rstrip()
         start = end
-
-
-def _next_visible(text: str, start: int) -> int:
-    while start < len(text) and text[start].isspace():
-        start += 1
-    return start
 
 
 def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int:

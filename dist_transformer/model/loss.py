@@ -235,6 +235,7 @@ def smoothed_cross_entropy(
     weight_VD: torch.Tensor,
     labels_T: torch.Tensor,
     label_smoothing: float,
+    alpha: float = 0.0,
     *,
     compiled: bool = False,
 ) -> LossSums:
@@ -243,9 +244,11 @@ def smoothed_cross_entropy(
     Shapes: hidden (T, D), weight (V, D), labels (T,) int64.
 
     Args:
+        alpha: weight of R-Drop's divergence between the two rows of each pair of neighbours; 0: none.
         compiled: use torch.compile for the softmax, which is faster on a GPU if T is constant.
     """
-    loss, nll = _smoothed_loss(hidden_TD, weight_VD, labels_T, label_smoothing, 0.0, compiled)
+    needs_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
+    loss, nll = _SmoothedLoss.apply(hidden_TD, weight_VD, labels_T, label_smoothing, alpha, needs_grad, compiled)
     return LossSums(loss, nll, (labels_T != IGNORED).sum())
 
 
@@ -267,18 +270,5 @@ def rdrop_cross_entropy(
     # The two rows of a token are neighbours, so a block of logits holds both.
     pairs_TD = torch.stack((hidden_TD, other_TD), dim=1).flatten(0, 1)
     pair_labels_T = torch.stack((labels_T, labels_T), dim=1).flatten()
-    loss, nll = _smoothed_loss(pairs_TD, weight_VD, pair_labels_T, label_smoothing, alpha, compiled)
-    return LossSums(loss / 2, nll / 2, (labels_T != IGNORED).sum())
-
-
-def _smoothed_loss(
-    hidden_TD: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_T: torch.Tensor,
-    smoothing: float,
-    alpha: float,
-    compiled: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    needs_grad = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
-    loss, nll = _SmoothedLoss.apply(hidden_TD, weight_VD, labels_T, smoothing, alpha, needs_grad, compiled)
-    return loss, nll
+    sums = smoothed_cross_entropy(pairs_TD, weight_VD, pair_labels_T, label_smoothing, alpha, compiled=compiled)
+    return LossSums(sums.loss / 2, sums.nll / 2, (labels_T != IGNORED).sum())

@@ -41,6 +41,11 @@ def shapes_only(config: ModelConfig) -> "Transformer":
         return Transformer(config)
 
 
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the parameters without allocating them."""
+    return {name: tuple(parameter.shape) for name, parameter in shapes_only(config).named_parameters()}
+
+
 class Transformer(nn.Module):
     """The model of sections 3.1 to 3.5.
 

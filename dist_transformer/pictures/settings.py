@@ -9,7 +9,7 @@ from dist_transformer.config.schema import setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureSettings:
-    """Models and sentences."""
+    """Models and sentences of the page."""
 
     model: Path | None = None
     """Model folder whose attention is drawn; needs --src-text."""
@@ -23,6 +23,8 @@ class PictureSettings:
     """Direction of the model, such as en-de; required if it has several."""
     tags: tuple[str, ...] | None = setting(None, flag="tag")
     """Tags in front of the source; default: those of the direction."""
+    out: Path
+    """Folder to write; it must be new or empty."""
 
     def __post_init__(self) -> None:
         for name in ("source", "target", "direction", "tags"):

@@ -25,15 +25,18 @@ from dist_transformer.data.folder.subset import write_subset
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.data.prepare.pipeline import prepare
 from dist_transformer.data.prepare.settings import PrepareSettings, TextSettings
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
+from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.beam import beam_search
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.preflight.measured import pack_pairs
+from dist_transformer.model.packed import PackedBatch
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import CHECKPOINTS, LEDGER_FILE, WEIGHTS, read_records, step_name
 from dist_transformer.run.warm_start import read_initial_weights
 from dist_transformer.runtime.world import World
 from dist_transformer.training.assembly import assemble
 from dist_transformer.training.engine.measured_memory import peak_memory_bytes
+from dist_transformer.training.engine.schedule import learning_rate
 from dist_transformer.training.trainer import Trainer
 
 _STEPS, _SAVED_AT = 20, 10
@@ -69,7 +72,10 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
     """
     with tempfile.TemporaryDirectory(prefix="dist_transformer-test-") as scratch:
         if config.corpora.data == EMBEDDED_CORPUS:
-            config = config.changed(data=(str(_embedded_data(Path(scratch))),))
+            data = Path(scratch) / "embedded"
+            prepare(PrepareSettings(out=data, text=TextSettings(toy=5000), vocab_size=1000), lambda _: None)
+            logger.info("no --data: using the embedded corpus and 1,000 words; more words need more memory and time")
+            config = config.changed(data=(str(data),))
         small = _small_run(config, Path(scratch))
         logger.info(f"training on {small.batch.packs_per_step} packs, and saving …")
         checks, records = _train(small, world, device)
@@ -81,13 +87,6 @@ def run_dry_run(config: TrainConfig, world: World, device: torch.device) -> None
     say(check_table(checks))
     if failed(checks):
         raise UserError("a check of --test-mode failed, see FAIL above: do not start a long run before it passes")
-
-
-def _embedded_data(scratch: Path) -> Path:
-    data = scratch / "embedded"
-    prepare(PrepareSettings(out=data, text=TextSettings(toy=5000), vocab_size=1000), lambda _: None)
-    logger.info("no --data: using the embedded corpus and 1,000 words; a larger vocabulary needs more memory and time")
-    return data
 
 
 def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
@@ -107,13 +106,10 @@ def _small_run(config: TrainConfig, scratch: Path) -> TrainConfig:
     packs = next(data.plan.steps(data.plan.start(), _PARTS * at_once)).packs
     kept = [pack.pair_ids[: max(1, int(_PAIRS_KEPT * len(pack.pair_ids)))] for pack in packs if pack]
     write_subset(folder, np.concatenate(kept), scratch / "data")
-    peak = config.optimizer.peak_lr
-    if config.optimizer.schedule == "noam":
-        peak = config.optimizer.lr_scale * (config.model.width * config.optimizer.warmup_steps) ** -0.5
     optimizer = dataclasses.replace(
         config.optimizer,
         schedule="inverse_sqrt",
-        peak_lr=_RATE * peak,
+        peak_lr=_RATE * learning_rate(config.optimizer.warmup_steps, config),
         min_lr=0.0,
         warmup_steps=round(_WARMUP * _STEPS),
     )
@@ -156,19 +152,11 @@ def _train(config: TrainConfig, world: World, device: torch.device) -> tuple[lis
     problem = checkpoint_problem(checkpoint)
     size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
     saved = f"{size:,.0f} MiB in {records['checkpoint'][-1]['seconds']:.1f} s, hashes verified"
-    rows = (
-        ("loss falls", after < before, f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps"),
-        (
-            "every update applied",
-            not skipped and is_finite,
-            f"{skipped} skipped because loss or gradient was not finite",
-        ),
-        ("saves a complete checkpoint", problem is None, problem or saved),
-    )
-    return [Check.that(holds, name=name, found=found) for name, holds, found in rows], {
-        **records,
-        "peak": peak_memory_bytes(device) / 2**30,
-    }
+    falls = Check.that(after < before, name="loss falls", found=f"nll {before:.2f} -> {after:.2f} in {_STEPS} steps")
+    text = f"{skipped} skipped because loss or gradient was not finite"
+    applied = Check.that(not skipped and is_finite, name="every update applied", found=text)
+    whole = Check.that(problem is None, name="saves a complete checkpoint", found=problem or saved)
+    return [falls, applied, whole], {**records, "peak": peak_memory_bytes(device) / 2**30}
 
 
 def _resume_and_decode(config: TrainConfig, world: World, device: torch.device) -> list[Check]:
@@ -244,7 +232,12 @@ def _decode(trainer: Trainer, config: TrainConfig) -> Check:
     sources = [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
     model = trainer.engine.plain_model()
     outputs = [found[0] for found in beam_search(model, sources, settings=Decoding())]
-    batch = pack_pairs(sources, [output.tokens for output in outputs]).to(trainer.engine.device)
+    device, rows = trainer.engine.device, [output.tokens for output in outputs]
+    batch = PackedBatch(
+        source=pack_sentences([[*source, EOS_ID] for source in sources], device),
+        target=pack_sentences([[BOS_ID, *row] for row in rows], device),
+        labels_T=torch.tensor([i for row in rows for i in (*row, EOS_ID)], device=device),
+    )
     model.eval()
     nll = float(model(batch, 0.0).nll)
     model.train()

@@ -1,23 +1,20 @@
-"""Facts that one rank gathers about its node: versions, GPUs, memory, disks, network names.
+"""Facts that one rank gathers about its node: versions, GPUs, memory, disks, network names and NCCL's environment.
 
-Gathering does not judge; `node_checks` and `network_checks` judge the facts of all ranks.
+Gathering does not judge; `checks` judges the facts of all ranks.
 """
 
 import os
 import re
+import resource
 import shutil
 import socket
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from dist_transformer.preflight import nccl
-from dist_transformer.runtime.device import cpus_beside, load_of_machine
-from dist_transformer.runtime.rendezvous import raise_open_files
 from dist_transformer.runtime.versions import hash_of_code, versions
 from dist_transformer.runtime.world import World
 
@@ -34,12 +31,19 @@ class Gpu:
     used_bytes: int
     """Memory in use by all processes, including this one's CUDA context."""
     has_bf16: bool
-    near_cpus: int | None = None
-    """Number of CPUs close to the GPU that this process may use; None if they are not known."""
     problem: str | None = None
     """Reason why it cannot compute."""
-    tflops: float | None = None
-    """Measured rate of a product of matrices, in TFLOP/s; None if it was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Port:
+    """A port of an InfiniBand device, an Ethernet card that speaks its protocol (RoCE), or an EFA."""
+
+    name: str
+    """Name such as `mlx5_0:1`."""
+    is_active: bool
+    rate: str
+    """Nominal rate such as `400 Gb/sec (4X NDR)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,18 +65,6 @@ class Reduction:
     seconds: float
     exact: bool
     """Whether every element was the sum over ranks."""
-    network: str = ""
-    """Network that NCCL chose between nodes, such as `IB` or `Socket`; "" if it is not known."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedFolder:
-    """Result of the files that ranks wrote for each other to the run folder."""
-
-    sees_rank_0: bool
-    seen_by_rank_0: bool = False
-    lock: str = "held"
-    """Result of asking for a lock that rank 0 holds: `held`, `free`, or an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,93 +73,8 @@ class DataFacts:
 
     place: str
     index_sha256: str = ""
-    identity: tuple[int, ...] = ()
-    """Identity of the index file: equal on all nodes if they share the folder, different if each has a copy."""
     problem: str | None = None
-    verified_files: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """Facts of one rank."""
-
-    rank: int
-    local_rank: int
-    host: str
-    versions: dict[str, str]
-    code: str
-    """Hash of the package's source files."""
-    gpus_present: int = 0
-    """Devices of the node, counted by the driver's files."""
-    gpus_visible: int = 0
-    """Devices that torch sees."""
-    driver: str = ""
-    """Version of the NVIDIA driver."""
-    built_for: str = ""
-    """Version of CUDA that torch is built for."""
-    gpu: Gpu | None = None
-    cpus: int = 0
-    """CPUs that this process may use."""
-    load: tuple[float, int] | None = None
-    """Load average of the node in the last minute, and its cores; None if it is not known."""
-    available_bytes: int = 0
-    """Memory that this process can still allocate: an equal share of the node's free memory per rank."""
-    open_files: int = 0
-    """Limit of open files per process, raised as far as it may be."""
-    volumes: dict[str, Volume] = field(default_factory=dict)
-    interfaces: tuple[str, ...] = ()
-    nccl_settings: tuple[str, ...] = ()
-    """Variables of NCCL and gloo as `NAME=VALUE`, sorted."""
-    ports: tuple[nccl.Port, ...] = ()
-    links: tuple[nccl.Port, ...] = ()
-    """Ethernet links of physical cards that are up."""
-    loads_verbs: bool = True
-    """Whether the library through which NCCL uses these ports can be loaded."""
-    locked_bytes: int | None = None
-    """Bytes of memory that this process may lock; None: no limit."""
-    master: str = ""
-    """Value of MASTER_ADDR."""
-    master_addresses: tuple[str, ...] = ()
-    shared: SharedFolder | None = None
-    data: tuple[DataFacts, ...] = ()
-    reductions: tuple[Reduction, ...] = ()
-
-
-def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Facts:
-    """Gather the facts that need no other rank. Ranks measure `shared` and the fields after it together."""
-    master = os.environ.get("MASTER_ADDR", "") if world.size > 1 else ""
-    folders = {
-        TEMPORARY_FOLDER: Path(tempfile.gettempdir()),
-        CACHE: cache_dir or Path.home() / ".cache",
-        SHARED_MEMORY: Path("/dev/shm"),
-    }
-    if run_dir is not None:
-        folders[RUN_FOLDER] = run_dir
-    return Facts(
-        rank=world.rank,
-        local_rank=world.local_rank,
-        host=socket.gethostname(),
-        versions=_versions(),
-        code=hash_of_code(),
-        gpus_present=len(list(Path("/dev").glob("nvidia[0-9]*"))),
-        gpus_visible=torch.cuda.device_count(),
-        driver=_driver(),
-        built_for=torch.version.cuda or "",
-        gpu=_gpu(world.local_rank),
-        cpus=len(os.sched_getaffinity(0)),
-        load=load_of_machine(),
-        available_bytes=_available_memory() // world.local_size,
-        open_files=raise_open_files(),
-        volumes={name: look_at(path) for name, path in folders.items()},
-        interfaces=tuple(name for _, name in socket.if_nameindex()),
-        nccl_settings=nccl.find_settings(),
-        ports=nccl.find_ports(),
-        links=nccl.find_links(),
-        loads_verbs=nccl.loads_verbs(),
-        locked_bytes=nccl.locked_bytes(),
-        master=master,
-        master_addresses=_addresses(master) if master else (),
-    )
+    """Reason why it cannot be used."""
 
 
 def _versions() -> dict[str, str]:
@@ -176,7 +83,7 @@ def _versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found["cuda"] = torch.version.cuda or "none"
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+    return {**found, "code": hash_of_code()}
 
 
 def _driver() -> str:
@@ -192,17 +99,13 @@ def _gpu(local_rank: int) -> Gpu | None:
         return None
     device = torch.device("cuda", local_rank)
     properties = torch.cuda.get_device_properties(device)
-    used, problem, tflops = 0, None, None
-    near = cpus_beside(device)
+    used, problem = 0, None
     try:
         free, total = torch.cuda.mem_get_info(device)
         used = total - free
         ones = torch.ones(256, 256, device=device)
         if float((ones @ ones).sum()) != 256.0**3:
             problem = "a product of matrices is wrong"
-        else:
-            # All GPUs of a node compute at the same time, as in training.
-            tflops = product_rate(device, torch.bfloat16 if properties.major >= 8 else torch.float16)
     except RuntimeError as error:
         problem = str(error).strip().split("\n")[0]
     return Gpu(
@@ -211,32 +114,8 @@ def _gpu(local_rank: int) -> Gpu | None:
         total_bytes=properties.total_memory,
         used_bytes=used,
         has_bf16=properties.major >= 8,
-        near_cpus=len(near & os.sched_getaffinity(0)) if near else None,
         problem=problem,
-        tflops=tflops,
     )
-
-
-def product_rate(device: torch.device, dtype: torch.dtype, *, size: int = 4096, seconds: float = 0.5) -> float:
-    """Measure products of square matrices, and return TFLOP/s.
-
-    Args:
-        size: rows of each matrix.
-        seconds: time of the measurement. Before it, the device computes for as long to reach its usual clock.
-    """
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    products, spent = 1, 0.0
-    for limit in (seconds, seconds):
-        products, spent = 1, 0.0
-        while spent < limit:
-            products *= 2
-            started = time.perf_counter()
-            for _ in range(products):
-                a @ b
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            spent = time.perf_counter() - started
-    return products * 2 * size**3 / spent / 1e12
 
 
 def _available_memory() -> int:
@@ -244,9 +123,7 @@ def _available_memory() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     values = dict(line.split(":", 1) for line in lines)
     available = int(values["MemAvailable"].split()[0]) * 1024
-    for limit, used in _control_group_memory():
-        available = min(available, limit - used)
-    return max(0, available)
+    return max(0, min([available, *(limit - used for limit, used in _control_group_memory())]))
 
 
 def _control_group_memory() -> list[tuple[int, int]]:
@@ -268,8 +145,6 @@ def look_at(path: Path) -> Volume:
     """Find the free bytes of a folder, or of its nearest existing parent, and try to write a file there."""
     place = existing(path)
     try:
-        if not place.is_dir():
-            return Volume(path=str(path), problem=f"{place} is a file, not a folder")
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x")
             file.flush()
@@ -283,7 +158,89 @@ def existing(path: Path) -> Path:
     return next((place for place in (path, *path.parents) if place.exists()), path)
 
 
+def find_ports(folder: Path = Path("/sys/class/infiniband")) -> tuple[Port, ...]:
+    """List the ports of all devices, by name."""
+    found = []
+    for port in sorted(folder.glob("*/ports/*")):
+        with suppress(OSError):
+            # `4: ACTIVE`
+            state, rate = ((port / name).read_text(encoding="ascii").strip() for name in ("state", "rate"))
+            if rate[:1].isdigit():
+                name = f"{port.parts[-3]}:{port.name}"
+                found.append(Port(name=name, is_active="ACTIVE" in state, rate=rate))
+    return tuple(found)
+
+
+def _nccl_settings() -> tuple[str, ...]:
+    return tuple(sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))))
+
+
+def _locked_bytes() -> int | None:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def _addresses(host: str) -> tuple[str, ...]:
     with suppress(OSError):
         return tuple(sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)}))
     return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Facts of one rank. Those that need neither another rank nor a setting are gathered when it is made."""
+
+    rank: int
+    local_rank: int
+    host: str = field(default_factory=socket.gethostname)
+    versions: dict[str, str] = field(default_factory=_versions)
+    """Versions of libraries, and a hash of the package's source files as the version of the code."""
+    gpus_present: int = field(default_factory=lambda: len(list(Path("/dev").glob("nvidia[0-9]*"))))
+    """Devices of the node, counted by the driver's files."""
+    gpus_visible: int = field(default_factory=torch.cuda.device_count)
+    """Devices that torch sees."""
+    driver: str = field(default_factory=_driver)
+    """Version of the NVIDIA driver."""
+    built_for: str = torch.version.cuda or ""
+    """Version of CUDA that torch is built for."""
+    gpu: Gpu | None
+    available_bytes: int
+    """Memory that this process can still allocate: an equal share of the node's free memory per rank."""
+    volumes: dict[str, Volume]
+    interfaces: tuple[str, ...] = field(default_factory=lambda: tuple(name for _, name in socket.if_nameindex()))
+    nccl_settings: tuple[str, ...] = field(default_factory=_nccl_settings)
+    """Variables of NCCL and gloo as `NAME=VALUE`, sorted."""
+    ports: tuple[Port, ...] = field(default_factory=find_ports)
+    locked_bytes: int | None = field(default_factory=_locked_bytes)
+    """Bytes of memory that this process may lock; None: no limit."""
+    master: str
+    """Value of MASTER_ADDR."""
+    master_addresses: tuple[str, ...]
+    run_folder_lock: str = ""
+    """Result of asking for the lock that rank 0 holds in the run folder: `held`, `free`, `unseen` if its files do not
+    appear on this node, or an error; "" if nobody asked."""
+    data: tuple[DataFacts, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+    network: str = ""
+    """Network that NCCL chose between nodes, such as `IB` or `Socket`; "" if it is not known."""
+
+
+def gather(world: World, *, run_dir: Path | None, cache_dir: Path | None) -> Facts:
+    """Gather the facts that need no other rank. Ranks measure `run_folder_lock` and the fields after it together."""
+    master = os.environ.get("MASTER_ADDR", "") if world.size > 1 else ""
+    folders = {
+        TEMPORARY_FOLDER: Path(tempfile.gettempdir()),
+        CACHE: cache_dir or Path.home() / ".cache",
+        SHARED_MEMORY: Path("/dev/shm"),
+    }
+    if run_dir is not None:
+        folders[RUN_FOLDER] = run_dir
+    return Facts(
+        rank=world.rank,
+        local_rank=world.local_rank,
+        gpu=_gpu(world.local_rank),
+        available_bytes=_available_memory() // world.local_size,
+        volumes={name: look_at(path) for name, path in folders.items()},
+        master=master,
+        master_addresses=_addresses(master) if master else (),
+    )

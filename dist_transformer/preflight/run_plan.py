@@ -1,19 +1,27 @@
-"""The plan of a run: memory by ZeRO stage, time, jobs, disk, epochs."""
+"""The plan of a run: memory by ZeRO stage, time, jobs, disk, epochs; and its comparison with a run."""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from statistics import median_high
 from typing import Any
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.costs import VOCAB_SIZE
-from dist_transformer.cost.hardware import Cluster, GpuKind, gpu_kind
+from dist_transformer.cost.hardware import CPU, Cluster, GpuKind, gpu_kind, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS, Memory, ZeroSettings, model_sizes, predict_memory
 from dist_transformer.cost.speed import NodeChoice, StepTime, choose_nodes, fill_gpus, predict_step
 from dist_transformer.data.loading.loader import open_training_data
 from dist_transformer.model.transformer import training_flops
+from dist_transformer.run.environment import read_environments
+from dist_transformer.run.folder import settings_of
+from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, checkpoints_of, read_records
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, require_fitting
 
 # Fill without data: the share of the budgets that is text in packs of 1,024 tokens and more.
@@ -171,16 +179,14 @@ def plan_run(config: TrainConfig, cluster: Cluster, ds_config: dict[str, Any], w
     config.batch.accumulation_steps(cluster.world_size)
     require_fitting(ds_config, config)
     own, budget = ZeroSettings.from_ds_config(ds_config), work.source_budget
-    muon = config.optimizer.kind == "muon"
     step_time = best = None
-    has_speed = gpu is not None and not own.offload_optimizer
-    if has_speed:
-        most = dataclasses.replace(cluster, nodes=config.batch.packs_per_step // cluster.gpus)
-        best = choose_nodes(config, own, most, source_budget=budget)
     if gpu is not None:
-        config = fill_gpus(config, own, cluster, source_budget=budget)
-    if has_speed:
-        step_time = predict_step(config, own, cluster, source_budget=budget)
+        given, config = config, fill_gpus(config, own, cluster, source_budget=budget)
+        if not own.offload_optimizer:
+            most = dataclasses.replace(cluster, nodes=config.batch.packs_per_step // cluster.gpus)
+            best = choose_nodes(given, own, most, source_budget=budget)
+            step_time = predict_step(config, own, cluster, source_budget=budget)
+    muon = config.optimizer.kind == "muon"
     fitting = [zero for zero in _stages(own, ds_config) if not (muon and zero.offload_optimizer)]
     stages = tuple(_plan_stage(config, cluster, gpu, zero, work) for zero in fitting)
     return RunPlan(
@@ -223,28 +229,25 @@ def what_would_fit(plan: RunPlan) -> str | None:
     Returns:
         flags, or None if nothing helps.
     """
-    if fitting := [stage.zero for stage in plan.stages if stage.fits]:
-        return f"--deepspeed-config {_file_of(fitting[0])}"
     for config in _smaller_batches(plan.config):
-        budget = plan.work.source_budget * config.batch.max_target_tokens // plan.config.batch.max_target_tokens
+        batch, before = config.batch, plan.config.batch
+        budget = plan.work.source_budget * batch.max_target_tokens // before.max_target_tokens
         work = dataclasses.replace(plan.work, source_budget=budget)
         stages = [_plan_stage(config, plan.cluster, plan.gpu, stage.zero, work) for stage in plan.stages]
         if fitting := [stage.zero for stage in stages if stage.fits]:
-            batch = config.batch
             flags = (
                 f"--batch.packs-per-micro-batch {batch.packs_at_once} --batch.max-target-tokens "
-                f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step}"
+                f"{batch.max_target_tokens} --batch.packs-per-step {batch.packs_per_step} "
             )
-            return flags if plan.chosen.zero in fitting else f"{flags} --deepspeed-config {_file_of(fitting[0])}"
+            name = f"zero{fitting[0].stage}{'_offload' if fitting[0].offload_optimizer else ''}"
+            other = "" if plan.chosen.zero in fitting else f"--deepspeed-config ds_configs/{name}.json"
+            return f"{'' if batch == before else flags}{other}".rstrip()
     return None
 
 
-def _file_of(zero: ZeroSettings) -> str:
-    return f"ds_configs/zero{zero.stage}{'_offload' if zero.offload_optimizer else ''}.json"
-
-
 def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Yield configs with the same tokens per step in smaller pieces."""
+    """Yield the config, and others with the same tokens per step in smaller pieces."""
+    yield config
     batch = config.batch
     while batch.packs_at_once > 1:
         batch = dataclasses.replace(batch, packs_per_micro_batch=batch.packs_at_once // 2)
@@ -258,3 +261,62 @@ def _smaller_batches(config: TrainConfig) -> Iterator[TrainConfig]:
             packs_per_step=batch.packs_per_step * 2,
         )
         yield dataclasses.replace(config, batch=batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A row of the table that compares a run with its plan."""
+
+    what: str
+    unit: str
+    predicted: float | None
+    measured: float | None
+
+
+def compare_run(run_dir: Path) -> tuple[RunPlan, list[Comparison]]:
+    """Plan the settings of a run on its machines, and compare the plan with what the run measured.
+
+    Raises:
+        UserError: it is not a run folder, or it has no records of training yet.
+    """
+    settings = read_json(run_dir / SETTINGS_FILE)
+    config = settings_of(settings, run_dir / SETTINGS_FILE)
+    try:
+        starts, records = read_environments(run_dir), read_records(run_dir, "train")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / METRICS_FILE} cannot be read ({error}): use a run folder") from None
+    if not starts or not records:
+        raise UserError(f"{run_dir} has not trained yet: use a run folder with log lines and environment.json")
+    start, last = starts[-1], records[-1]
+    gpus = start.get("gpus") or []
+    kind = kind_of_device(str(gpus[0])) if gpus else CPU
+    if kind is None:
+        raise UserError(
+            f"{run_dir} was trained on {gpus[0]!r}, which is not in the GPU table: use a run on a GPU that --gpu knows"
+        )
+    world, nodes = int(start.get("world_size", 1)), int(start.get("hosts", 1))
+    work = assume_work(config, fill=median_high(record["fill"] for record in records))
+    with suppress(UserError):
+        # The data may be gone.
+        work = look_at_work(config)
+    plan = plan_run(config, Cluster(nodes=nodes, gpus=-(-world // nodes), gpu=kind), settings["deepspeed"], work)
+    memory, step_time, steps = plan.chosen.memory, plan.step_time, config.max_steps
+    speed = median_high(record["target_tokens_per_second"] for record in records)
+    seconds, flops = last["train_seconds"] / last["step"], last["training_flops"] / last["step"]
+    checkpoint = sum(file.stat().st_size for folder in checkpoints_of(run_dir)[:1] for file in folder.iterdir())
+    planned_peak, peak = _mib(memory.peak), "peak memory, per rank"
+    if kind == CPU:
+        planned_peak, peak = None, f"{peak} (with libraries)"
+    return plan, [
+        Comparison("states between steps, per rank", "MiB", _mib(memory.resident), _mib(start.get("state_bytes"))),
+        Comparison(peak, "MiB", planned_peak, _mib(last.get("peak_memory_bytes"))),
+        Comparison("checkpoint", "MiB", _mib(plan.checkpoint_bytes), _mib(checkpoint or None)),
+        Comparison("target tokens per second", "", plan.target_tokens_per_second, speed),
+        Comparison("step time", "ms", 1000 * step_time.total if step_time else None, 1000 * seconds),
+        Comparison("training FLOPs per step", "G", plan.training_flops / steps / 1e9, flops / 1e9),
+        Comparison(f"all {steps:,} steps", "h", plan.hours, seconds * steps / 3600),
+    ]
+
+
+def _mib(count: int | None) -> float | None:
+    return count and count / 2**20

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.schema import require_not_negative, require_positive, setting
 
 
@@ -15,8 +14,6 @@ class PreflightSettings:
     """Run folder of the training; default: not checked."""
     data: tuple[str, ...] = ()
     """Data folders or their URLs; default: not checked."""
-    verify_data: bool = False
-    """Also check the SHA-256 of every file of --data, shared among the processes."""
     cache_dir: Path | None = None
     """Cache of shards behind URLs; default: ~/.cache."""
     run_gib: float = 20.0
@@ -27,5 +24,3 @@ class PreflightSettings:
     def __post_init__(self) -> None:
         require_positive(self, "timeout_seconds")
         require_not_negative(self, "run_gib")
-        if self.verify_data and not self.data:
-            raise UserError("verify_data needs the folders: pass --data")

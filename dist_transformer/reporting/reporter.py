@@ -117,7 +117,7 @@ class Reporter:
             figures.append(("slowest", f"rank {values['slowest_rank']} +{excess:.0%}", 0))
         if self.bar is not None:
             self.figures = [f"{name} {value}" for name, value, _ in figures]
-            self._fit_bar(self.bar)
+            self._fit_bar()
             return
         columns = [f"{name} {value:>{width}}" for name, value, width in figures]
         place = f"step {step:>{len(str(self.max_steps))}}/{self.max_steps}"
@@ -161,14 +161,15 @@ class Reporter:
             self.board.use(lambda board: board.settings(shown))
 
     def advance(self) -> None:
-        if self.is_main and self.bar is not None:
-            self._fit_bar(self.bar)
-            self.bar.update()
+        if self.bar is not None:
+            self._fit_bar().update()
 
-    def _fit_bar(self, bar: "tqdm[Any]") -> None:
+    def _fit_bar(self) -> "tqdm[Any]":
         """Fit the bar to the current width of the terminal."""
-        bar.ncols = _terminal_room()
-        bar.bar_format = _bar_format(self.max_steps, self.figures, bar.ncols)
+        assert self.bar is not None
+        self.bar.ncols = _terminal_room()
+        self.bar.bar_format = _bar_format(self.max_steps, self.figures, self.bar.ncols)
+        return self.bar
 
     def say(self, text: str) -> None:
         if not self.is_main or self.quiet:
@@ -176,16 +177,14 @@ class Reporter:
         if self.bar is None:
             logger.info(text)
             return
-        self._fit_bar(self.bar)
         # tqdm draws the bar again below the text.
-        with self.bar.external_write_mode():
+        with self._fit_bar().external_write_mode():
             logger.info(text)
 
     def close(self) -> None:
         if self.is_main:
             if self.bar is not None:
-                self._fit_bar(self.bar)
-                self.bar.close()
+                self._fit_bar().close()
                 self.bar = None
             self.metrics.close()
             for each in self.optional:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_transformer.base.files import write_file
+from dist_transformer.base.native import cpu_info
 from dist_transformer.run.layout import ENVIRONMENT_FILE
 from dist_transformer.runtime.versions import versions
 
@@ -41,10 +42,7 @@ def describe_environment(*, world_size: int = 1, local_size: int = 1) -> dict[st
 
 def _processor(cpuinfo: Path) -> str:
     """Return the name of the CPU, or its architecture if the system does not give a name."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = cpu_info(cpuinfo).splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 

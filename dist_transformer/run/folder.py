@@ -32,7 +32,7 @@ from dist_transformer.run.lock import sole_training
 from dist_transformer.run.lost import lost_checkpoint, lost_records, require_nothing_lost
 from dist_transformer.run.warm_start import InitialWeights, read_initial_weights
 from dist_transformer.runtime import distributed
-from dist_transformer.runtime.agreement import require_agreement
+from dist_transformer.runtime.agreement import flattened, require_agreement
 from dist_transformer.runtime.device import kept_threads, threads_are_given
 
 # Another value of one of these makes it another run. Every other setting may change on resume, and is reported.
@@ -85,7 +85,12 @@ class RunFolder:
         """Take the folder for this training, until `held` is closed."""
 
         def take() -> None:
-            _refuse_other_folder(self.path)
+            # A run would overwrite the model's settings or the data's tokenizer.
+            for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
+                if (self.path / name).exists():
+                    raise UserError(
+                        f"--run-dir {self.path} is {kind} folder (it has {name}): choose a new folder or a run folder"
+                    )
             if self.config.checkpoints.resume != "required" or self.path.is_dir():
                 self.fence = held.enter_context(sole_training(self.path, self.notes.append))
 
@@ -97,16 +102,16 @@ class RunFolder:
         self._by_main(
             lambda: self.notes.extend(lost_checkpoint(self.path, path) if path else require_nothing_lost(self.path))
         )
-        if path is None and resume == "required":
+        if path is not None:
+            if resume == "never":
+                raise UserError(
+                    f"--resume never, but {self.path} holds checkpoints: choose another --run-dir, or move them away"
+                )
+            return self._resume(CheckpointReader(path), cores)
+        if resume == "required":
             raise UserError(
                 f"--resume required, but {self.path} holds no checkpoint: check --run-dir, or use --resume auto"
             )
-        if path is not None and resume == "never":
-            raise UserError(
-                f"--resume never, but {self.path} holds checkpoints: choose another --run-dir, or move them away"
-            )
-        if path is not None:
-            return self._resume(CheckpointReader(path), cores)
         return None if self.config.checkpoints.init_from is None else self._start_warm(data)
 
     def _resume(self, reader: CheckpointReader, cores: int | None) -> CheckpointReader:
@@ -171,22 +176,9 @@ class RunFolder:
 
     def _by_main(self, action: Callable[[], object]) -> None:
         """Run an action on rank 0; all ranks raise its error."""
-        distributed.on_all_ranks(
-            lambda: action() if distributed.rank() == 0 else None,
-            errors=(UserError, OSError),
-            describe=lambda error: failure(
-                error, f"cannot write in {self.path}", "fix the folder, or choose another --run-dir"
-            ),
-        )
-
-
-def _refuse_other_folder(run_dir: Path) -> None:
-    """Refuse a model or data folder: a run would overwrite the model's settings or the data's tokenizer."""
-    for name, kind in ((INDEX_FILE, "a data"), (WEIGHTS_FILE, "a model")):
-        if (run_dir / name).exists():
-            raise UserError(
-                f"--run-dir {run_dir} is {kind} folder (it has {name}): choose a new folder or a run folder"
-            )
+        what, remedy = f"cannot write in {self.path}", "fix the folder, or choose another --run-dir"
+        errors = (UserError, OSError)
+        distributed.by_main(action, errors=errors, describe=lambda error: failure(error, what, remedy))
 
 
 def describe_run(config: TrainConfig, folders: Sequence[Path], ds_config: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +208,7 @@ def settings_of(described: dict[str, Any], file: Path) -> TrainConfig:
 
 def shareable_settings(described: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `describe_run` by dotted name, without the identity of the data and without any path."""
-    flat = omitted_defaults(TrainConfig) | _flatten(described)
+    flat = omitted_defaults(TrainConfig) | flattened(described)
     return {
         name: value
         for name, value in flat.items()
@@ -226,9 +218,8 @@ def shareable_settings(described: dict[str, Any]) -> dict[str, Any]:
 
 def run_identity(described: dict[str, Any]) -> str:
     """Return 16 hexadecimal digits that are equal for two runs whose settings would let one resume the other."""
-    settings = {name: value for name, value in _flatten(described).items() if _is_fixed(name)}
-    fixed = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(fixed.encode()).hexdigest()[:16]
+    fixed = {name: value for name, value in flattened(described).items() if _is_fixed(name)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _is_fixed(name: str) -> bool:
@@ -275,9 +266,7 @@ def check_settings(run_dir: Path, wanted: dict[str, Any], before: dict[str, Any]
     Raises:
         UserError: a setting that must not change has changed; the error names it.
     """
-    unwritten = omitted_defaults(TrainConfig)
-    before = unwritten | _flatten(before)
-    now = unwritten | _flatten(wanted)
+    before, now = (omitted_defaults(TrainConfig) | flattened(values) for values in (before, wanted))
     changed = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
@@ -323,10 +312,8 @@ def require_own_checkpoint(run_dir: Path, reader: CheckpointReader, described: d
     """
     path, state = reader.path, reader.state
     remedy = "move it out of the folder, then the run resumes from its own checkpoint"
-    config = reader.settings()
-    if config is not None:
-        unwritten = omitted_defaults(TrainConfig)
-        theirs, own = (unwritten | _flatten(values) for values in (config, described))
+    if (config := reader.settings()) is not None:
+        theirs, own = (omitted_defaults(TrainConfig) | flattened(values) for values in (config, described))
         names = sorted(name for name in theirs.keys() | own.keys() if _is_fixed(name) or name == "init_from_sha256")
         if differing := next((name for name in names if theirs.get(name) != own.get(name)), None):
             raise UserError(
@@ -372,16 +359,6 @@ def _other_data(run_dir: Path, old: list[str], new: list[str]) -> str:
         f"{run_dir} was trained on other data ({' '.join(old)}) than --data {given}: pass the same data, which may "
         "have moved, or choose another --run-dir"
     )
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def average_notes(state: dict[str, Any], ema_decay: float) -> list[str]:

@@ -24,15 +24,8 @@ from dist_transformer.base.sole_writer import LOCK_FILE
 
 SETTINGS_FILE, ENVIRONMENT_FILE = "config.json", "environment.json"
 METRICS_FILE, LEDGER_FILE = "metrics.jsonl", "ledger.jsonl"
-CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS = (
-    "checkpoints",
-    "weights",
-    "samples",
-    "tensorboard",
-    "heartbeats",
-    "hangs",
-)
-FOLDERS = (CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS)
+FOLDERS = ("checkpoints", "weights", "samples", "tensorboard", "heartbeats", "hangs")
+CHECKPOINTS, WEIGHTS, SAMPLES, TENSORBOARD, HEARTBEATS, HANGS = FOLDERS
 WRITTEN_IN_PLACE = (LOCK_FILE, METRICS_FILE, LEDGER_FILE, *FOLDERS)
 """Files and folders that a run adds to. Its other files are written under a temporary name, then renamed."""
 POINTER, MANIFEST_FILE, STATE_FILE, WEIGHT_HASHES = "latest", "manifest.json", "state.json", "SHA256SUMS"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.plain import read_json
+from dist_transformer.config.plain import read_object
 from dist_transformer.run.layout import (
     CHECKPOINTS,
     LEDGER_FILE,
@@ -47,10 +47,7 @@ def require_nothing_lost(run_dir: Path) -> list[str]:
         (record["step"] for _, record in records if record is not None and record["kind"] == "checkpoint"), None
     )
     steps = max((entry["step"] for entry in follow_ledger(ledger) if entry is not None), default=0)
-    try:
-        every = read_json(run_dir / SETTINGS_FILE).get("save_every")
-    except UserError:
-        every = None
+    every = read_object(run_dir / SETTINGS_FILE).get("save_every")
     if os.path.lexists(folder / POINTER):
         found = f"{folder / POINTER} names one"
     elif weights and [*weights] != unfinished[:1]:

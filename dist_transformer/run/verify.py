@@ -6,14 +6,17 @@ Everything in the folder may be damaged: a failed check does not stop the others
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import sha256_of
+from dist_transformer.base.files import is_pickle, sha256_of
 from dist_transformer.base.locks import is_locked
 from dist_transformer.base.sole_writer import LOCK_FILE
 from dist_transformer.base.tensor_file import open_tensors, values_problem
@@ -24,23 +27,30 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_folders
 from dist_transformer.data.loading.mixture import position_from_json
 from dist_transformer.data.loading.packing import LeftOut
-from dist_transformer.model_folder import WEIGHTS_FILE
+from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers, load_model
 from dist_transformer.run.checkpoint.reader import CheckpointReader, checkpoint_problem, weight_hashes, weights_problem
-from dist_transformer.run.checkpoint.tensors import differing_weight
-from dist_transformer.run.contents import STEP_NAME, WEIGHTS_NAME, check_model, model_folders, require_known
 from dist_transformer.run.folder import is_of_another_run, settings_of
 from dist_transformer.run.layout import (
     CHECKPOINTS,
+    FOLDERS,
+    HANGS,
     LEDGER_FILE,
     POINTER,
     SETTINGS_FILE,
     WEIGHT_HASHES,
     WEIGHTS,
+    checkpoints_of,
+    step_of,
 )
 from dist_transformer.run.ledger import Proof, prove, read_ledger
 from dist_transformer.run.replay import planned_steps
 
 _SHOWN_PROBLEMS = 5
+# Names that a run writes into these folders.
+_NAMES = {
+    CHECKPOINTS: re.compile(rf"{POINTER}|step-\d{{8,}}"),
+    WEIGHTS: re.compile(rf"{WEIGHT_HASHES}|(step|ema)-\d{{8,}}\.safetensors"),
+}
 
 
 def verify_run(
@@ -74,15 +84,15 @@ def verify_run(
     verification.check("settings", verification.settings)
     verification.check("files", verification.files)
     verification.check("ledger", verification.ledger)
-    for path in verification.checkpoint_folders():
+    for path in reversed(checkpoints_of(run_dir)):
         verification.check(f"checkpoint {path.name}", partial(verification.checkpoint, path))
         if verification.in_progress and not path.exists():
             # Pruned in the meantime.
             verification.checks.pop()
     verification.check("latest", verification.pointer)
     verification.check("weights", verification.weights)
-    for path in model_folders(run_dir):
-        verification.check(f"{path.relative_to(run_dir)}/", partial(check_model, path))
+    for path in _model_folders(run_dir):
+        verification.check(f"{path.relative_to(run_dir)}/", partial(_check_model, path))
     if data:
         verification.check("data", lambda: verification.data(data, cache_dir))
         verification.check("sentences", lambda: verification.sentences(on_step))
@@ -128,7 +138,7 @@ class _Verification:
                 folders[:] = [name for name in folders if not name.endswith(".tmp")]
             for name in (*folders, *files):
                 try:
-                    require_known(Path(parent) / name, self.run_dir)
+                    self._require_known(Path(parent) / name)
                 except UserError as error:
                     if not (self.in_progress and name.endswith(".tmp")):
                         problems.append(str(error))
@@ -141,23 +151,27 @@ class _Verification:
             raise UserError("; ".join([*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
         return f"{count:,} files: no pickles, no temporary files"
 
+    def _require_known(self, path: Path) -> None:
+        """Refuse pickles and temporary files, and in checkpoints/ and weights/ any name that a run does not write."""
+        if path.name.endswith(".tmp"):
+            raise UserError(f"{path} is being written now, or a killed process left it: remove it if no training runs")
+        place = path.relative_to(self.run_dir).parts
+        # NCCL's record of a hang is a pickle, which only torch's own tools read.
+        if path.is_file() and place[0] != HANGS and is_pickle(path):
+            raise UserError(f"{path} is a pickle, which can run code when it is loaded; a run writes none: remove it")
+        if len(place) == 2 and place[0] in _NAMES and not _NAMES[place[0]].fullmatch(place[1]):
+            raise UserError(f"{path} is not a file of a run: move it away")
+
     def ledger(self) -> str:
         path = self.run_dir / LEDGER_FILE
         if not path.exists():
             raise UserError(f"{path} is missing: restore it from a backup")
-        proof = prove(path, {_step_of(folder.name) for folder in self.checkpoint_folders()}, self.in_progress)
+        proof = prove(path, {_step_of(folder.name) for folder in checkpoints_of(self.run_dir)}, self.in_progress)
         if not proof.steps:
             raise UserError(f"{path} is empty: no step of this run is proven")
         self._proof = proof
         shards = f", shards left out {len(proof.left_out):,} times" if proof.left_out else ""
         return f"unbroken from step 1 to {proof.steps:,}, {proof.target_tokens:,} target tokens{shards}"
-
-    def checkpoint_folders(self) -> list[Path]:
-        """List the folders that have a checkpoint's name; `files` reports everything else."""
-        folder = self.run_dir / CHECKPOINTS
-        if not folder.is_dir():
-            return []
-        return sorted(path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name))
 
     def checkpoint(self, path: Path) -> str:
         if problem := checkpoint_problem(path):
@@ -192,11 +206,11 @@ class _Verification:
             raise UserError(f"{path / 'state.json'} lists other left-out shards than the ledger: it was edited")
 
     def pointer(self) -> str:
-        if not self.checkpoint_folders():
+        if not checkpoints_of(self.run_dir):
             raise UserError(f"{self.run_dir / 'checkpoints'} holds no checkpoint: nothing can be resumed")
         path = self.run_dir / CHECKPOINTS / POINTER
         name = path.read_bytes().decode().removesuffix("\n")
-        if not STEP_NAME.fullmatch(name):
+        if step_of(name) is None:
             raise UserError(f"{path} holds {name!r:.60}, not the name of a checkpoint such as step-00001000")
         if self.in_progress and _step_of(name) not in self._whole and (path.parent / name).is_dir():
             # Committed since the checkpoints were listed.
@@ -210,7 +224,8 @@ class _Verification:
         folder = self.run_dir / WEIGHTS
         if not folder.is_dir():
             raise UserError(f"{folder} is missing: nothing can be averaged")
-        files = sorted(file for file in folder.iterdir() if WEIGHTS_NAME.fullmatch(file.name))
+        names = {file.name for file in folder.iterdir() if _NAMES[WEIGHTS].fullmatch(file.name)} - {WEIGHT_HASHES}
+        files = [folder / name for name in sorted(names)]
         compared = 0
         for file in files:
             try:
@@ -237,8 +252,11 @@ class _Verification:
         if file.name not in weight_hashes(file.parent):
             raise UserError(f"{file} is not in {WEIGHT_HASHES}, so no save of this run wrote it: {remedy}")
         part = "weight" if file.name.startswith("step") else "ema"
-        if step in self._whole and (name := differing_weight(file, self._whole[step], part=part)):
-            raise UserError(f"{file} differs in {name!r} from the checkpoint of the same step: {remedy}")
+        if (checkpoint := self._whole.get(step)) is not None:
+            with open_tensors(file) as stored:
+                for name in checkpoint.parameter_names():
+                    if not stored.get_tensor(name).equal(checkpoint.tensor(part, name)):
+                        raise UserError(f"{file} differs in {name!r} from the checkpoint of the same step: {remedy}")
 
     def data(self, places: Sequence[str], cache_dir: Path | None) -> str:
         known = self._known_config()
@@ -317,6 +335,27 @@ class _Verification:
             # That checkpoint was committed since the ledger was read, and its lines were flushed before.
             self._proof = prove(self.run_dir / LEDGER_FILE, {step}, in_progress=True)
         return self._proof
+
+
+def _model_folders(run_dir: Path) -> list[Path]:
+    """List the models that were written into the run. Hidden folders are still being written, so they are left out."""
+    found = []
+    for parent, folders, files in os.walk(run_dir):
+        path = Path(parent)
+        own = FOLDERS if path == run_dir else ()
+        folders[:] = sorted(name for name in folders if name not in own and not name.startswith("."))
+        if path != run_dir and WEIGHTS_FILE in files and not is_of_transformers(path):
+            found.append(path)
+    return found
+
+
+def _check_model(path: Path) -> str:
+    """Load a model folder, which checks its hashes and weights; return a description."""
+    # Every command that uses the model loads it this way.
+    model, _, info = load_model(path, torch.device("cpu"))
+    parameters = sum(parameter.numel() for parameter in model.state_dict().values())
+    steps = f"step{'s' * (len(info.steps) > 1)} {', '.join(f'{step:,}' for step in info.steps)}"
+    return f"model of {steps}: {parameters:,} parameters, all finite, hashes match {CONFIG_FILE}"
 
 
 def _fail(error: OSError) -> None:

@@ -73,7 +73,7 @@ def statement_of(stated: Mapping[str, Any]) -> dict[str, str]:
     """Return what is compared: `stated`, versions, code and extensions, as JSON by dotted name."""
     extensions = {f"--import {name}": code for name, code in IMPORTED.items()}
     values = {**versions(), "code": hash_of_code(), **extensions, **stated}
-    flat = {name: json.dumps(value, sort_keys=True, default=str) for name, value in _flat(values)}
+    flat = {name: json.dumps(value, sort_keys=True, default=str) for name, value in flattened(values).items()}
     return {name: text for name, text in flat.items() if name not in _OWN}
 
 
@@ -92,9 +92,10 @@ def first_difference(statements: Sequence[tuple[str, Mapping[str, str]]]) -> str
     return None
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return values by dotted name."""
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        inner = isinstance(value, Mapping)
+        flat |= flattened(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return flat

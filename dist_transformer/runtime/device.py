@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.native import cpu_info
 from dist_transformer.runtime.world import World
 
 # Width times target tokens of a micro-batch, below which a rank has one thread. It lies between `tiny` and `multi30k`,
@@ -89,20 +90,12 @@ def multiplies_bf16(device: torch.device) -> bool:
     """Decide whether a device has instructions for products in bf16, without which fp32 is the faster choice."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
-    return not _BF16_FLAGS.isdisjoint(_cpu_flags())
+    return not _BF16_FLAGS.isdisjoint(cpu_info(_CPU_INFO).split())
 
 
 def multiplies_int8(device: torch.device) -> bool:
     """Decide whether a device is a CPU with instructions for products of integers of 8 bits."""
-    return device.type == "cpu" and not _INT8_FLAGS.isdisjoint(_cpu_flags())
-
-
-def _cpu_flags() -> list[str]:
-    """Read the names of this CPU's instructions, among other words; none where Linux does not tell."""
-    try:
-        return _CPU_INFO.read_text(encoding="utf-8", errors="replace").split()
-    except OSError:
-        return []
+    return device.type == "cpu" and not _INT8_FLAGS.isdisjoint(cpu_info(_CPU_INFO).split())
 
 
 def _choose_kernels() -> None:

@@ -160,3 +160,8 @@ def on_all_ranks(
     if first is not None:
         raise UserError(first)
     return cast(T, value)
+
+
+def by_main(work: Callable[[], T], **how: Any) -> T | None:
+    """Do `work` on rank 0, with errors as in `on_all_ranks`; return None on the others. Collective, as that is."""
+    return on_all_ranks(lambda: work() if rank() == 0 else None, **how)

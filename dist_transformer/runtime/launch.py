@@ -51,16 +51,11 @@ def environment_of_child() -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1", **({"PYTHONPATH": path} if path else {})}
 
 
-def environment_of_no_task() -> dict[str, str]:
-    """Return the environment of a child without this process's place in a launch, for the processes of a new launch.
+def without_place(environment: Mapping[str, str]) -> dict[str, str]:
+    """Copy an environment without the variables that describe this process's place in a launch.
 
     What describes the whole job stays, such as SLURM's job number and time limit.
     """
-    return without_place(environment_of_child())
-
-
-def without_place(environment: Mapping[str, str]) -> dict[str, str]:
-    """Copy an environment without the variables that describe this process's place in a launch."""
     place = {*RANK_VARIABLES, *_OTHER_PLACE_VARIABLES, LAUNCH_VARIABLE}
     return {
         name: value for name, value in environment.items() if name not in place and not name.startswith(_PLACE_PREFIXES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.runtime.launch import LAUNCH_VARIABLE, environment_of_no_task, free_port
+from dist_transformer.runtime.launch import LAUNCH_VARIABLE, environment_of_child, free_port, without_place
 from dist_transformer.runtime.world import require_no_launch
 
 MOST_PROCESSES = 1024
@@ -46,7 +46,7 @@ def run_processes(count: int, words: Sequence[str], check: Callable[[], object] 
     require_no_launch("--processes")
     check()
     environment = {
-        **environment_of_no_task(),
+        **without_place(environment_of_child()),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",

@@ -175,17 +175,19 @@ def _set_master_from_slurm() -> None:
     os.environ.setdefault("MASTER_PORT", str(10_000 + (job * 31 + step) % 20_000))
 
 
-def _world_from_mpi() -> World:
+def _communicators() -> tuple[Any, Any]:
+    """Return MPI's communicators of all ranks and of those of this node."""
     MPI = load_mpi()
-    everyone = MPI.COMM_WORLD
-    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    return MPI.COMM_WORLD, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+def _world_from_mpi() -> World:
+    everyone, node = _communicators()
     return World(rank=everyone.rank, size=everyone.size, local_rank=node.rank, local_size=node.size)
 
 
 def _set_master_from_mpi() -> None:
-    MPI = load_mpi()
-    everyone = MPI.COMM_WORLD
-    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    everyone, node = _communicators()
     own = (socket.gethostname(), free_port() if everyone.rank == 0 else None, node.size)
     (host, port, size), *_ = gather_by_mpi(everyone, own)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if size == everyone.size else host)

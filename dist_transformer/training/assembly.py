@@ -13,10 +13,9 @@ from dist_transformer.cost.memory import ZeroSettings, packs_that_fit
 from dist_transformer.data.loading.loader import TrainingData
 from dist_transformer.data.loading.sharing import Sharing
 from dist_transformer.model.freezing import frozen_names
-from dist_transformer.model.transformer import Transformer
+from dist_transformer.model.transformer import Transformer, parameter_shapes
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.reader import CheckpointReader
-from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.checkpoint.writer import CheckpointWriter
 from dist_transformer.run.environment import describe_environment, record_environment
 from dist_transformer.run.folder import describe_run, open_run, run_identity, shareable_settings

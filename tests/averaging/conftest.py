@@ -98,7 +98,7 @@ def save_model(path: Path, weights: Weights, steps: tuple[int, ...]) -> Path:
 
 
 def validate(run: Path, *records: dict[str, Any], best_by: str = "nll") -> None:
-    """The run's metrics: these validations, among records of other kinds; and the setting that best_weights reads."""
+    """The run's metrics: these validations, among records of other kinds; and the run's own measure."""
     run.mkdir(exist_ok=True)
     (run / "config.json").write_text(json.dumps({"best_by": best_by}), encoding="utf-8")
     kinds = [{"kind": "train", "step": 1, "nll": 0.0, "bleu": 100.0}, *({"kind": "valid", **r} for r in records)]

@@ -18,13 +18,14 @@ from dist_transformer.averaging.mean import average
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.normalization import Normalization
+from dist_transformer.model.transformer import parameter_shapes
 from dist_transformer.model_folder import load_model, read_model_info
-from dist_transformer.run.checkpoint.tensors import parameter_shapes
 from dist_transformer.run.folder import run_identity
 from dist_transformer.run.layout import step_name
 from tests.averaging.conftest import (
     MODEL,
     TOKENIZER,
+    Weights,
     describe,
     random_weights,
     record_hash,
@@ -68,33 +69,36 @@ def test_the_mean_does_not_depend_on_where_blocks_end(
     assert_mean(tmp_path / "out", [1, 2, 3])
 
 
-def test_the_mean_is_not_that_of_sums_in_fp32(run: Path, tmp_path: Path) -> None:
-    """2^24 + 1 + 1 is 2^24 in fp32, whatever the order."""
-    files = [
-        save(run, step, {name: torch.full_like(weight, value) for name, weight in random_weights(1).items()})
-        for step, value in ((1, 2.0**24), (2, 1.0), (3, 1.0), (4, -(2.0**24)))
-    ]
-    average(files, tmp_path / "out")
-    stored = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
-    assert {number for tensor in stored.values() for number in tensor.flatten().tolist()} == {0.5}
+def filled(value: float) -> Weights:
+    return {name: torch.full_like(weight, value) for name, weight in random_weights(1).items()}
+
+
+def numbers_of(out: Path) -> set[float]:
+    stored = safetensors.torch.load_file(out / "model.safetensors")
+    return {number for tensor in stored.values() for number in tensor.flatten().tolist()}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # 2^24 + 1 + 1 is 2^24 in fp32, whatever the order.
+        ((2.0**24, 1.0, 1.0, -(2.0**24)), 0.5),
+        # Their sum is not finite in fp32.
+        ((torch.finfo(torch.float32).max,) * 2, torch.finfo(torch.float32).max),
+    ],
+)
+def test_the_mean_is_not_that_of_sums_in_fp32(
+    values: tuple[float, ...], expected: float, run: Path, tmp_path: Path
+) -> None:
+    average([save(run, step, filled(value)) for step, value in enumerate(values)], tmp_path / "out")
+    assert numbers_of(tmp_path / "out") == {expected}
 
 
 def test_the_mean_of_a_mean_counts_its_steps(run: Path, tmp_path: Path) -> None:
     """(3 · 2 + 6) / 4, not (2 + 6) / 2."""
-    weights = {name: torch.full_like(weight, 2.0) for name, weight in random_weights(1).items()}
-    folder = save_model(tmp_path / "m", weights, (1, 2, 3))
-    info = average([folder, save(run, 4, {name: weight * 3 for name, weight in weights.items()})], tmp_path / "out")
+    info = average([save_model(tmp_path / "m", filled(2.0), (1, 2, 3)), save(run, 4, filled(6.0))], tmp_path / "out")
     assert info.steps == (1, 2, 3, 4)
-    stored = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
-    assert {number for tensor in stored.values() for number in tensor.flatten().tolist()} == {3.0}
-
-
-def test_large_numbers_have_a_finite_mean(run: Path, tmp_path: Path) -> None:
-    largest = torch.finfo(torch.float32).max
-    weights = {name: torch.full_like(weight, largest) for name, weight in random_weights(1).items()}
-    average([save(run, 1, weights), save(run, 2, weights)], tmp_path / "out")
-    stored = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
-    assert {number for tensor in stored.values() for number in tensor.flatten().tolist()} == {largest}
+    assert numbers_of(tmp_path / "out") == {3.0}
 
 
 def test_the_card_says_how_text_is_normalised(run: Path, tmp_path: Path) -> None:
@@ -108,11 +112,8 @@ def test_the_card_says_how_text_is_normalised(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_a_single_source_is_itself(kind: int, mixed: list[Path], tmp_path: Path) -> None:
-    info = average([mixed[kind]], tmp_path / "out")
-    assert info.steps == (kind + 1,)
-    stored = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
-    for name, weight in random_weights(kind + 1).items():
-        assert torch.equal(stored[name], weight)
+    assert average([mixed[kind]], tmp_path / "out").steps == (kind + 1,)
+    assert_mean(tmp_path / "out", [kind + 1])
 
 
 def test_an_average_may_replace_one_of_its_sources(mixed: list[Path], tmp_path: Path) -> None:

@@ -20,17 +20,13 @@ def test_the_dev_set_is_the_validation_text_of_the_run(toy_data: DataFolder, tmp
     settings.write_text(json.dumps({"data": [str(toy_data.path)], "data_sha256": [sha256[::-1]]}))
     with pytest.raises(UserError, match=r"is not the one that .* was trained on: pass --src and --ref"):
         validation_text(tmp_path)
-    for place in ("s3://bucket/data", str(tmp_path / "gone")):
-        settings.write_text(json.dumps({"data": [place], "data_sha256": [sha256]}))
-        with pytest.raises(UserError, match=f"validated on text of {place}, which is not available: pass --src and"):
-            validation_text(tmp_path)
-
-
-def test_settings_and_data_that_cannot_be_read(tmp_path: Path) -> None:
-    settings = tmp_path / "config.json"
     for lost in ({}, {"data": ["x"]}):
         settings.write_text(json.dumps(lost))
         with pytest.raises(UserError, match=r"config\.json does not name the training data: pass --src and --ref"):
+            validation_text(tmp_path)
+    for place in ("s3://bucket/data", str(tmp_path / "gone")):
+        settings.write_text(json.dumps({"data": [place], "data_sha256": [sha256]}))
+        with pytest.raises(UserError, match=f"validated on text of {place}, which is not available: pass --src and"):
             validation_text(tmp_path)
 
 

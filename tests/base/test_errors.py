@@ -45,15 +45,24 @@ def test_an_error_of_the_system_is_shown_without_its_number(tmp_path: Path, caps
     assert capsys.readouterr().out == f"note: {text}\n"
 
 
+DISK = "free space there, and run the same command again"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "error: out of memory (MemoryError): use smaller sizes or batches"),
+        (MemoryError(), "out of memory (MemoryError): use smaller sizes or batches"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes.\nmore"), "memory: 7 bytes.): use smaller"),
         (torch.OutOfMemoryError("CUDA out of memory"), "(CUDA out of memory): use smaller sizes"),
+        (OSError(errno.ENOSPC, "No space", "run/x.json"), f"run/x.json cannot be written (No space): {DISK}"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), f"x cannot be written (Disk quota exceeded): {DISK}"),
+        (
+            RuntimeError("I/O error: No space left on device (os error 28)"),
+            f"a file cannot be written (No space left on device): {DISK}",
+        ),
     ],
 )
-def test_memory_that_is_short_is_one_sentence(
+def test_memory_and_disks_that_are_full_are_one_sentence(
     error: Exception, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -64,6 +73,7 @@ def test_memory_that_is_short_is_one_sentence(
         exit_on_user_error(fail, prints=False)
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
     assert said in line
 
 
@@ -97,29 +107,3 @@ def test_any_other_error_is_one_line_and_a_traceback_on_request(
     assert re.fullmatch(f"{said}; run again with --traceback to see all", line)
     assert rest[0].startswith("Traceback")
     assert re.fullmatch(said, rest[-1])
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            OSError(errno.ENOSPC, "No space left on device", "run/environment.json"),
-            "run/environment.json cannot be written (No space left on device)",
-        ),
-        (OSError(errno.EDQUOT, "Disk quota exceeded", "x"), "x cannot be written (Disk quota exceeded)"),
-        (
-            RuntimeError("I/O error: No space left on device (os error 28)"),
-            "a file cannot be written (No space left on device)",
-        ),
-    ],
-)
-def test_a_full_disk_is_one_sentence(
-    error: Exception, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["command"])
-    with pytest.raises(SystemExit):
-        exit_on_user_error(fail, prints=False)
-    assert capsys.readouterr().err == f"error: {said}: free space there, and run the same command again\n"

@@ -48,13 +48,6 @@ def test_a_command_prints_each_message_once(
     assert capsys.readouterr().out == "a line\n"
 
 
-def test_the_streams_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training replaces them when it starts."""
-    monkeypatch.setattr(sys, "stdout", later := io.StringIO())
-    logger.info("a line")
-    assert later.getvalue() == "a line\n"
-
-
 def test_a_command_decides_on_an_output_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(io.StringIO):
         def write(self, text: str) -> int:

@@ -41,6 +41,7 @@ def answer(source: Path) -> int:
 def test_another_source_is_another_library(source: Path, tmp_path: Path) -> None:
     assert answer(source) == 42
     (first,) = libraries(tmp_path)
+    assert stat.S_IMODE(first.parent.stat().st_mode) & 0o077 == 0, "its user's alone"
     made = first.stat().st_mtime_ns
     assert answer(source) == 42
     assert first.stat().st_mtime_ns == made, "compiled once"
@@ -89,12 +90,6 @@ def test_a_folder_that_others_may_write_is_not_trusted(source: Path, tmp_path: P
     folder.chmod(0o777)
     assert answer(source) == 42
     assert libraries(tmp_path) == []
-
-
-def test_the_cache_is_its_user_s_alone(source: Path, tmp_path: Path) -> None:
-    assert answer(source) == 42
-    (library,) = libraries(tmp_path)
-    assert stat.S_IMODE(library.parent.stat().st_mode) & 0o077 == 0
 
 
 def test_what_does_not_compile_is_said_with_the_compiler_s_words(

@@ -1,3 +1,5 @@
+"""Paths that no file can have, and secrets in URLs."""
+
 import time
 from pathlib import Path
 
@@ -7,6 +9,14 @@ from dist_transformer.base.errors import UserError, say
 from dist_transformer.base.paths import usable_path
 from dist_transformer.base.urls import without_secrets
 from dist_transformer.config.flags import parse_training
+from dist_transformer.data.text.pairs import expand
+
+
+def test_a_pattern_that_finds_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "caf\udce9.de").write_text("x\n")
+    with pytest.raises(UserError, match="is not UTF-8: rename the file"):
+        expand([tmp_path / "*.de"], "--input")
+
 
 SECRETS = {
     "ftp://me:hunter2@host/data": "ftp://***@host/data",
@@ -39,6 +49,7 @@ HARMLESS = (
     "sftp://me@host/data",
     "s3://bucket/a:b@c",
     "memory://data",
+    f"{'ü' * 127}/x y\n",
     "file:///home/me/a?b#c;d",
     "/home/me/a?b",
 )

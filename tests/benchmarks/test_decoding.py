@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,7 @@ pytestmark = pytest.mark.slice(name="benchmarks")
 
 
 @pytest.mark.parametrize("name", ["generate", "ctranslate2"])
-def test_peers_translate_as_ours_does(
-    name: str, toy_tokenizer: Tokenizer, toy_lines: tuple[list[str], list[str]], tmp_path: Path
-) -> None:
+def test_peers_translate_as_ours_does(name: str, toy_tokenizer: Tokenizer, toy_lines: Any, tmp_path: Path) -> None:
     """Line for line, from text to text; outputs are cut where the shortest limit may have ended one."""
     torch.manual_seed(4)
     config = tiny_config(max_positions=160, vocab_size=toy_tokenizer.vocab_size)
@@ -43,14 +42,12 @@ def test_our_length_penalty_gives_the_peers_length() -> None:
     assert matching_penalty(lambda b: 12.0 if b < 1.0 else 13.0, 12.5, least=0.6) == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_command(model_folder: Path, toy_lines: tuple[list[str], list[str]], tmp_path: Path) -> None:
+def test_the_command(model_folder: Path, toy_lines: Any, tmp_path: Path) -> None:
     for name, lines in zip(("s.en", "s.de"), toy_lines, strict=True):
         (tmp_path / name).write_text("\n".join(lines[:12]) + "\n", encoding="utf-8")
     files = ["--src", tmp_path / "s.en", "--ref", tmp_path / "s.de", "--json", tmp_path / "r.json"]
     command = [sys.executable, "tools/benchmark.py", "decode", "--model", model_folder, *files]
-    output = run_command(
-        *command, "--peers", "ctranslate2", "ours_int8", "--rounds", "2", "--sentences", "10", "--beam", "1"
-    )
+    output = run_command(*command, "--peers", "ctranslate2", "ours_int8", "--rounds", 2, "--sentences", 10, "--beam", 1)
     figures = json.loads((tmp_path / "r.json").read_text())["figures"]
     in_int8 = ["ours_int8"] if multiplies_int8(torch.device("cpu")) else []
     assert list(figures["contenders"]) == ["ours", *in_int8, "ctranslate2"]

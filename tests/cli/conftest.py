@@ -1,44 +1,42 @@
-"""Run folders with weights, as the tests of averaging have them, and the settings of each command."""
+"""Commands in this process, where a launch would cost seconds, and run folders with weights."""
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+import signal
+import sys
+from collections.abc import Callable
 
 import pytest
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.cli.command import module_of
-from dist_transformer.config import command_line, flags
-from dist_transformer.config.schema import Setting
+from dist_transformer.base.errors import exit_on_user_error
+from dist_transformer.cli.command import run as run_command
 from tests.averaging.conftest import mixed, run
 
-__all__ = ["known_settings", "mixed", "run"]
+__all__ = ["mixed", "run"]
 
-
-class ReadError(Exception):
-    """Holds the settings that a command was about to read."""
+Screen = tuple[str, str]
+Call = Callable[..., Screen]
+Lines = tuple[list[str], list[str]]
 
 
 @pytest.fixture
-def known_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[Setting]]:
-    """Find the settings of a command, without reading a command line."""
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run `dist-transformer` with these words, as at a terminal; gives both outputs."""
 
-    def read_words(known: Sequence[Setting], *_: object, **__: object) -> NoReturn:
-        raise ReadError(known)
-
-    def find(name: str) -> Sequence[Setting]:
-        module = module_of(name)
-        for place in (command_line, flags):
-            monkeypatch.setattr(place, "read_words", read_words)
-        monkeypatch.setattr("sys.argv", [name])
+    def run_here(*words: object, status: int = 0) -> Screen:
+        typed, ended = [str(word) for word in words], 0
+        # A command may decide how its errors are shown, and what signals do.
+        monkeypatch.setattr(sys, "argv", ["dist-transformer", *typed])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            getattr(module, "parse_arguments", module.main)()
-        except ReadError as read:
-            found: Sequence[Setting] = read.args[0]
-            return found
-        except (UserError, SystemExit):
-            pytest.skip(f"{name} has a parser of its own still")
+            exit_on_user_error(lambda: run_command(typed))
+        except SystemExit as end:
+            ended = int(end.code or 0)
         finally:
-            monkeypatch.undo()
-        raise AssertionError(f"{name} reads no settings")
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        screen = capsys.readouterr()
+        assert ended == status, screen
+        return screen
 
-    return find
+    return run_here

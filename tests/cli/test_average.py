@@ -1,12 +1,10 @@
-"""tools/average_checkpoints.py, as a user calls it."""
+"""`dist-transformer average`, as a user calls it."""
 
 import dataclasses
 import json
 import math
 import re
-import runpy
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,96 +25,80 @@ from dist_transformer.run.folder import run_identity
 from dist_transformer.runtime.launch import as_typed, own_command
 from tests.averaging.conftest import MODEL, random_weights, save, validated
 from tests.averaging.test_mean import assert_mean
+from tests.cli.conftest import Call
 from tests.conftest import ROOT, run_python
 from tests.rights import wrong_rights
 
 pytestmark = pytest.mark.system
 
 TOOL = ROOT / "tools" / "average_checkpoints.py"
-Screen = pytest.CaptureFixture[str]
 NOT_COMPARED = " (not compared with the newest one alone: the run's data folder is not available, or has changed)"
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Exit status, in this process: a launch costs seconds."""
-    monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
-    # A program imports the files next to it, and may decide how its errors are shown.
-    monkeypatch.syspath_prepend(TOOL.parent)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    try:
-        runpy.run_path(str(TOOL), run_name="__main__")
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 def next_line(out: Path) -> str:
     return f"next: {as_typed(own_command('translate', '--model', out))}\n"
 
 
-def test_averages_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:
+def test_averages_of_a_run(run: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "an out"
     for step in (1, 2, 3, 5):
         save(run, step)
-    assert call(monkeypatch, "--run-dir", run, "--last", 2, "--out", out) == 0
-    assert capsys.readouterr() == (
+    assert call("average", "--run-dir", run, "--last", 2, "--out", out) == (
         f"chosen: the last 2 weight files{NOT_COMPARED}\n"
         f"averaged 2 set(s) of weights, steps 3, 5: {out}\n{next_line(out)}",
         "",
     )
     assert_mean(out, [3, 5])
-    assert call(monkeypatch, "--run-dir", run, "--last", 3, "--every", 2, "--out", out) == 0
+    screen = call("average", "--run-dir", run, "--last", 3, "--every", 2, "--out", out)
     how = f"the last 3 weight files, about 2 minutes of training apart (2.0 to 2.0){NOT_COMPARED}"
     averaged = f"averaged 3 set(s) of weights, steps 1, 3, 5: {out}\n"
-    assert capsys.readouterr() == (f"chosen: {how}\n{averaged}{next_line(out)}", "")
+    assert screen == (f"chosen: {how}\n{averaged}{next_line(out)}", "")
     assert_mean(out, [1, 3, 5])
     card = (out / "README.md").read_text(encoding="utf-8")
     assert f"- Chosen: {how}\n" in card
     assert "training steps 1, 3, 5" in card
     validated(run, {0: 0.5, 1: 1.5, 2: 1.75, 3: 1.625})
-    assert call(monkeypatch, "--run-dir", run, "--best", 2, "--by", "nll", "--out", out) == 0
+    screen = call("average", "--run-dir", run, "--best", 2, "--by", "nll", "--out", out)
     how = "best validation nll at step 1 (1.5000), step 3 (1.6250)"
-    assert capsys.readouterr() == (
+    assert screen == (
         f"chosen: {how}\naveraged 2 set(s) of weights, steps 1, 3: {out}\n{next_line(out)}",
         "warning: better by nll, but their weights were not kept: steps 0\n",
     )
     assert_mean(out, [1, 3])
-    assert call(monkeypatch, "--run-dir", run, "--last", 4, "--out", out) == 0
-    assert capsys.readouterr().err.startswith("warning: the last 4 weight files are 1 to 2 steps apart")
+    assert call("average", "--run-dir", run, "--last", 4, "--out", out)[1].startswith(
+        "warning: the last 4 weight files are 1 to 2 steps apart"
+    )
 
 
-def test_a_model_folder_is_for_whom_the_umask_lets(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
-) -> None:
+def test_a_model_folder_is_for_whom_the_umask_lets(run: Path, tmp_path: Path, call: Call, umask: int) -> None:
     """A new one, and one that replaces another."""
     weights, out = save(run, 1), tmp_path / "new" / "out"
     for _ in range(2):
-        assert call(monkeypatch, "--checkpoints", weights, "--out", out) == 0
+        call("average", "--checkpoints", weights, "--out", out)
         assert wrong_rights(tmp_path / "new") == {}
 
 
-def test_averages_of_named_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen) -> None:
+def test_averages_of_named_weights(run: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "out"
-    assert call(monkeypatch, "--checkpoints", save(run, 1), save(run, 2), "--out", out) == 0
-    assert capsys.readouterr() == (f"averaged 2 set(s) of weights, steps 1, 2: {out}\n{next_line(out)}", "")
+    screen = call("average", "--checkpoints", save(run, 1), save(run, 2), "--out", out)
+    assert screen == (f"averaged 2 set(s) of weights, steps 1, 2: {out}\n{next_line(out)}", "")
     assert_mean(out, [1, 2])
     assert "Chosen" not in (out / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_rank_beside_the_first_leaves_the_work_to_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     save(run, 1)
-    assert call(monkeypatch, "--run-dir", run, "--last", 1, "--out", tmp_path / "out") == 0
+    assert call("average", "--run-dir", run, "--last", 1, "--out", tmp_path / "out") == ("", "")
     assert not (tmp_path / "out").exists()
-    assert capsys.readouterr() == ("", "")
 
 
 def test_the_better_of_the_mean_and_the_newest_file(
-    run: Path, toy_data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+    run: Path, toy_data: DataFolder, tmp_path: Path, call: Call
 ) -> None:
     """Weights that rank all pieces alike are better than random ones. A number given by the user is obeyed."""
     tokenizer = toy_data.tokenizer()
@@ -129,11 +111,11 @@ def test_the_better_of_the_mean_and_the_newest_file(
     save(run, 10, noise, **about)
     save(run, 20, {name: -weight for name, weight in noise.items()}, **about)
     (run / "config.json").write_text(json.dumps(data), encoding="utf-8")
-    assert call(monkeypatch, run, "--out", out) == 0
+    said, _ = call("average", run, "--out", out)
     found = re.fullmatch(
         r"chosen: the last 2 weight files that were saved regularly; validation nll (.*), that of the newest one alone "
         rf"(.*)\naveraged 2 set\(s\) of weights, steps 10, 20: {out}\nnext: .*\n",
-        said := capsys.readouterr().out,
+        said,
     )
     assert found, said
     assert float(found[1]) == pytest.approx(math.log(tokenizer.vocab_size), abs=1e-3)
@@ -142,19 +124,18 @@ def test_the_better_of_the_mean_and_the_newest_file(
     save(run, 20, noise, **about)
     save(run, 29, noise, **{**about, "interrupted": True})
     save(run, 30, alike, **about)
-    assert call(monkeypatch, run, "--out", out) == 0
-    screen = capsys.readouterr()
-    assert screen.out.startswith("chosen: the newest weight file, validation nll 5.99")
-    assert "that of the mean of the last 3 weight files that were saved regularly is " in screen.out
-    assert screen.err == ""
+    said, warned = call("average", run, "--out", out)
+    assert said.startswith("chosen: the newest weight file, validation nll 5.99")
+    assert "that of the mean of the last 3 weight files that were saved regularly is " in said
+    assert warned == ""
     assert load_model(out, torch.device("cpu"))[2].steps == (30,)
 
-    assert call(monkeypatch, run, "--last", 4, "--out", out) == 0
+    _, warned = call("average", run, "--last", 4, "--out", out)
     better = as_typed(own_command("average", "--run-dir", run, "--last", 1, "--out", out))
     assert re.search(
         r"\nwarning: the mean is worse than the newest weight file alone \(validation nll \d+\.\d{4}, and 5\.99\d\d\), "
         rf"which this command writes instead: {re.escape(better)}\n$",
-        capsys.readouterr().err,
+        warned,
     )
     assert load_model(out, torch.device("cpu"))[2].steps == (10, 20, 29, 30)
 
@@ -188,16 +169,10 @@ def sweep_flags(run: Path, out: Path) -> list[object]:
 
 
 def test_the_best_number_alone_and_on_two_ranks(
-    scored_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Screen,
-    random_model: Transformer,
-    toy_tokenizer: Tokenizer,
+    scored_run: Path, tmp_path: Path, call: Call, random_model: Transformer, toy_tokenizer: Tokenizer
 ) -> None:
     out, shared = tmp_path / "alone" / "m", tmp_path / "two" / "m"
-    assert call(monkeypatch, *sweep_flags(scored_run, out)) == 0
-    screen = capsys.readouterr()
+    said, progress = call("average", *sweep_flags(scored_run, out))
     report = json.loads((out.parent / "m.sweep.json").read_text())
     assert [row["count"] for row in report["candidates"]] == [1, 2, 3]
     assert [row["steps"] for row in report["candidates"]] == [[30], [20, 30], [10, 20, 30]]
@@ -213,8 +188,8 @@ def test_the_best_number_alone_and_on_two_ranks(
     assert f"| 3 | 10 to 30, 10 apart | {bleus[2]:.2f} | " in table
     signature = report["candidates"][1]["signature"]
     assert f"BLEU of 8 lines ({signature})" in table
-    assert table.partition("\n\n")[2] in screen.out
-    assert [line.split(",")[0] for line in screen.err.splitlines()] == [
+    assert table.partition("\n\n")[2] in said
+    assert [line.split(",")[0] for line in progress.splitlines()] == [
         f"N = {count}: {bleu:.2f} BLEU" for count, bleu in zip((1, 2, 3), bleus, strict=True)
     ]
     model, _, info = load_model(out, torch.device("cpu"))
@@ -231,7 +206,7 @@ def test_the_best_number_alone_and_on_two_ranks(
 
     done = run_python(TOOL, *sweep_flags(scored_run, shared), ranks=2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == screen.out.replace(str(out), str(shared))
+    assert done.stdout == said.replace(str(out), str(shared))
     reports = [plain(json.loads((folder / "m.sweep.json").read_text())) for folder in (out.parent, shared.parent)]
     assert reports[0] == reports[1]
     assert (shared.parent / "m.sweep.md").read_text(encoding="utf-8") == table
@@ -257,7 +232,7 @@ def plain(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_interrupted_sweep_leaves_nothing(
-    scored_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
+    scored_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     """At Ctrl-C while the second mean is scored. An older model stays as it was."""
     out = tmp_path / "alone" / "m"
@@ -271,24 +246,16 @@ def test_an_interrupted_sweep_leaves_nothing(
         return whole(*arguments, **named)
 
     monkeypatch.setattr(module, "reference_nll", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert call(monkeypatch, *sweep_flags(scored_run, out)) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert call("average", *sweep_flags(scored_run, out), status=130)[1].endswith("interrupted\n")
     assert not out.parent.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"run", "dev.en", "dev.de"}
 
 
-def test_a_sweep_of_more_files_than_there_are_decodes_nothing(
-    scored_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
-) -> None:
+def test_a_sweep_of_more_files_than_there_are_decodes_nothing(scored_run: Path, tmp_path: Path, call: Call) -> None:
     flags = sweep_flags(scored_run, tmp_path / "alone" / "m")
     flags[flags.index("1,3,2,2")] = "1,5"
-    assert call(monkeypatch, *flags) == 1
     message = f"{scored_run / 'weights'} has 3 weight files, not 5: use --last 3, or train longer"
-    assert capsys.readouterr() == ("", f"error: {message}\n")
+    assert call("average", *flags, status=1) == ("", f"error: {message}\n")
     assert not (tmp_path / "alone").exists()
 
 
@@ -312,20 +279,13 @@ NO_RUN = "run_dir or checkpoints: pass one of them; the other choices are among 
         ("--run-dir r", "r/weights has no weight files: train first, or check --run-dir"),
         ("--run-dir r --every 2", "--every needs --last or --sweep: add one of them, or leave --every out"),
         ("--run-dir r --last 2 --by nll", "--by needs --best: add --best, or leave --by out"),
-        ("--run-dir r --last 0", "--last is 0: it must be above 0"),
         ("--run-dir r --best", NO_NUMBER),
-        ("--run-dir r --best 2 --sweep 1,2", NO_NUMBER),
-        ("--run-dir r --sweep 1,x", "--sweep is 'x': it must be a whole number"),
-        ("--run-dir r --last 2 --every 0", "--every is 0.0: it must be above 0"),
-        ("--run-dir r --last 2 --src a --ref b", "--src needs --sweep: add --sweep, or leave --src out"),
         ("--run-dir r --last 2 --beam 4", "--beam needs --sweep: add --sweep, or leave --beam out"),
         ("--run-dir r --sweep 2 --ref a", "--ref needs --src: add --src, or leave --ref out"),
         ("--run-dir r --sweep 2,0", "--sweep is 0: it must be above 0"),
     ],
 )
-def test_the_tool_says_in_one_sentence_what_is_wrong(
-    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Screen
-) -> None:
-    assert call(monkeypatch, *arguments.split(), "--out", tmp_path / "out") == 1
-    assert capsys.readouterr() == ("", f"error: {message}\n")
+def test_the_tool_says_in_one_sentence_what_is_wrong(arguments: str, message: str, tmp_path: Path, call: Call) -> None:
+    screen = call("average", *arguments.split(), "--out", tmp_path / "out", status=1)
+    assert screen == ("", f"error: {message}\n")
     assert list(tmp_path.iterdir()) == []

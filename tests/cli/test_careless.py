@@ -2,17 +2,16 @@
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from dist_transformer.cli.command import COMMANDS, SHARED
 from dist_transformer.data.folder.reader import DataFolder
 from tests import lived
 from tests.commands import Commands, Ended
+from tests.faults.disks import mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
@@ -58,21 +57,13 @@ def one_sentence(ended: Ended, words: object) -> None:
     assert re.search("error: |Required options|FAIL", ended.output), (words, ended.output)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "doctor", "plan")])
-def test_a_command_without_arguments_or_with_a_wrong_flag(commands: Commands, tmp_path: Path, name: str) -> None:
-    for words in (*([name, "--processes", "2"] for _ in SHARED if _ == name), [name], [name, "--wrong"]):
-        one_sentence(commands.run(words, tmp_path), words)
-
-
 @pytest.mark.parametrize(("words", "kind"), _WRONG)
 def test_a_folder_of_another_kind(commands: Commands, home: Path, tmp_path: Path, words: str, kind: str) -> None:
     """N: nothing is there."""
-    places = {"D": "data", "R": "run", "M": "run/model", "T": "in.en", "N": "none"}
-    typed = [
-        str(home / places[kind if word == "K" else word]) if word in (*places, "K") else word for word in words.split()
-    ]
+    folders = {"D": "data", "R": "run", "M": "run/model", "T": "in.en", "N": "none"}
     out = tmp_path / "out"
-    typed = [str(out) if word == "O" else word for word in typed]
+    places = {**{letter: home / name for letter, name in folders.items()}, "O": out}
+    typed = [places.get(kind if word == "K" else word, word) for word in words.split()]
     one_sentence(commands.run(typed, tmp_path), typed)
     assert not (out / "config.json").exists()
 
@@ -81,11 +72,8 @@ def test_a_folder_of_another_kind(commands: Commands, home: Path, tmp_path: Path
 def disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    if subprocess.run(["mount", *options], check=False, capture_output=True).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", place):
+        yield place
 
 
 @pytest.mark.parametrize(
@@ -97,17 +85,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         (12288, ("average", "--run-dir", "run", "--out", "disk/x")),
         (0, ("average", "--run-dir", "run", "--sweep", "1", "--out", "disk/x", "--beam", "1")),
         (0, ("translate", "--model", "run/model", "--input", "in.en", "--output", "disk/x")),
-        (
-            0,
-            ("evaluate", "--model", "run/model", "--src", "in.en", "--ref", "in.de", "--beam", "1", "--json", "disk/x"),
-        ),
-        (0, ("score", "--model", "run/model", "--src", "in.en", "--tgt", "in.de", "--out", "disk/x")),
+        (0, (*lived.EVALUATE, "--beam", "1", "--json", "disk/x")),
+        (0, (*lived.SCORE, "--out", "disk/x")),
         (0, ("report", "run", "--out", "disk/x")),
         (0, ("pictures", "--out", "disk/x")),
-        (
-            12288,
-            ("export", "--model", "run/model", "--to", "hf", "--src", "in.en", "--ref", "in.de", "--out", "disk/x"),
-        ),
+        (12288, ("export", *lived.EVALUATE[1:], "--to", "hf", "--out", "disk/x")),
     ],
 )
 def test_a_full_disk(commands: Commands, home: Path, disk: Path, words: tuple[str, ...], free: int) -> None:

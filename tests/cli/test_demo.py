@@ -58,32 +58,13 @@ def test_the_demo_goes_the_whole_way_and_may_be_run_again(
 ) -> None:
     monkeypatch.setenv("PATH", NEW_SHELL)
     run_dir = tmp_path / "a folder" / "demo"
-    demo = [
-        sys.executable,
-        "-m",
-        "dist_transformer",
-        "demo",
-        "--run-dir",
-        run_dir,
-        "--train-pairs",
-        1500,
-        "--max-steps",
-        100,
-    ]
+    sizes = ("--train-pairs", 1500, "--max-steps", 100)
+    demo = [sys.executable, "-m", "dist_transformer", "demo", "--run-dir", run_dir, *sizes]
     end_while_it_trains(demo, run_dir)
     output = run_command(*demo, "--average", 1)
     result = json.loads((run_dir / "result.json").read_text())
-    assert set(result) >= {
-        "bleu",
-        "signature",
-        "train_seconds",
-        "target_tokens_per_second",
-        "training_flops",
-        "world_size",
-        "zero_stage",
-    }
-    assert result["world_size"] == 2
-    assert result["zero_stage"] == 1
+    assert {"bleu", "signature", "train_seconds", "target_tokens_per_second", "training_flops"} < result.keys()
+    assert (result["world_size"], result["zero_stage"]) == (2, 1)
     assert "SYNTHETIC" in output
     assert (run_dir / "model" / "model.safetensors").exists()
     # All of it is for whom the umask lets: data, checkpoints, weights, heartbeats, reports, model.

@@ -1,18 +1,21 @@
-"""Several folders after --model, in every command that takes them, on one rank and on two."""
+"""Several folders after --model, on one rank and on two, and swapped texts, in every command that takes them."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 import dist_transformer
+from dist_transformer.config.plain import to_plain
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from tests.cli.conftest import Call, Lines
 from tests.conftest import run_python
+from tests.evaluation.test_languages import marks_of
 from tests.small_model import restate
 
 pytestmark = pytest.mark.system
-
-Lines = tuple[list[str], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +55,45 @@ def test_every_command_computes_with_the_mean(
     assert [float(line) for line in scores.split()] == pytest.approx([one.log_probability for one in found], abs=1e-4)
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate", "score", "serve"])
-def test_another_vocabulary_is_refused(
-    command: str, model_folder: Path, texts: tuple[Path, Path], tmp_path: Path
+@pytest.fixture
+def model(model_folder: Path, toy_tokenizer: Tokenizer, toy_lines: Lines, tmp_path: Path) -> Path:
+    """A model folder that states the marks of its languages, beside `a.txt` in English and `b.txt` in German."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    restate(folder, marks=[to_plain(marks_of(toy_tokenizer, toy_lines))])
+    for name, lines in zip(("a.txt", "b.txt"), toy_lines, strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines[:12]), encoding="utf-8")
+    return folder
+
+
+def test_each_command_warns_once_of_swapped_text(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    other = Path(shutil.copytree(model_folder, tmp_path / "other"))
-    restate(other, tokenizer_sha256="0" * 64)
-    words = {
-        "evaluate": ("--src", texts[0], "--ref", texts[1]),
-        "score": ("--src", texts[0], "--tgt", texts[1]),
-    }.get(command, ())
-    done = run_python("-m", "dist_transformer", command, "--model", model_folder, other, *words)
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"error: {other} has another vocabulary than {model_folder}, and the models of an ensemble must share one: use "
-        "models with the same tokenizer.json\n"
-    )
+    english, german = tmp_path / "a.txt", tmp_path / "b.txt"
+    search = ("--beam", 1, "--max-extra-tokens", 2)
+
+    def warnings(command: str, *words: object) -> list[str]:
+        out, errors = call(command, "--model", model, "--device", "cpu", *words)
+        assert out or "--output" in words
+        return [line for line in errors.splitlines() if line.startswith("warning")]
+
+    for source, target, is_wrong in ((english, german, False), (german, english, True)):
+        both = (
+            f"warning: {source} looks like de, the model's target language and {target} looks like en, the model's "
+            "source language (direction en-de): check whether --src and "
+        )
+        for words in (
+            ("evaluate", "--src", source, "--ref", target, *search),
+            ("score", "--src", source, "--tgt", target),
+        ):
+            found = warnings(*words)
+            assert [line[: len(both)] for line in found] == [both] * is_wrong
+        out = tmp_path / f"{source.stem}.out"
+        found = warnings("translate", *search, "--input", source, "--output", out)
+        alone = f"warning: {source} looks like de, the model's target language (direction en-de): check the text, and"
+        assert [line[: len(alone)] for line in found] == [alone] * is_wrong
+        assert out.exists()
+        with source.open(encoding="utf-8") as piped:
+            monkeypatch.setattr(sys, "stdin", piped)
+            found = warnings("translate", *search)
+            assert ["the source text looks like de" in line for line in found] == [True] * is_wrong

@@ -1,9 +1,7 @@
 """tools/evaluate_bleu.py alone and on two ranks."""
 
 import json
-import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +9,13 @@ import pytest
 
 import dist_transformer
 from dist_transformer import api
-from dist_transformer.base.errors import UserError
 from dist_transformer.cli import evaluate as module
-from dist_transformer.cli.evaluate import main
 from dist_transformer.evaluation.bleu import score
 from dist_transformer.evaluation.compare import compare
 from dist_transformer.runtime.launch import as_typed, own_command
 from dist_transformer.runtime.world import World
+from tests.cli.conftest import Call, Lines
 from tests.conftest import run_python
-
-Lines = tuple[list[str], list[str]]
 
 
 def evaluate(ranks: int, *options: str | Path) -> subprocess.CompletedProcess[str]:
@@ -58,18 +53,6 @@ def test_the_choice_among_samples_on_one_rank_and_on_two(
     model = dist_transformer.load(model_folder, device="cpu")
     expected = model.mbr(toy_lines[0][:25], samples=5, seed=3, epsilon=0.05, max_extra_tokens=5)
     assert found[0][:25] == [row[0].text for row in expected]
-    for words, said in (
-        (
-            ("--seed", "2", "--hypotheses", source, "--tgt-lang", "de"),
-            "--seed has no effect with --hypotheses, which are",
-        ),
-        (
-            ("--model", model_folder, "--src", source, "--epsilon", "0.1"),
-            "--epsilon with --model needs --mbr: add --mbr",
-        ),
-    ):
-        done = run_python("tools/evaluate_bleu.py", *words, "--ref", reference)
-        assert (done.returncode, done.stderr.startswith(f"error: {said}")) == (1, True), done.stderr
 
 
 @pytest.mark.system
@@ -126,34 +109,21 @@ def test_all_ranks_fail_alike(model_folder: Path, files: tuple[Path, Path]) -> N
     assert "most recent call last" not in errors[0]
 
 
-@pytest.mark.system
-def test_a_missing_model_is_named(files: tuple[Path, Path], tmp_path: Path) -> None:
-    done = evaluate(1, "--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1])
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path / 'nowhere'} is not a model folder")
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.system
-def test_where_nothing_can_be_written_is_said_before_decoding(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_is_said_before_decoding(
+    files: tuple[Path, Path], tmp_path: Path, call: Call
+) -> None:
     for place in (tmp_path, files[0] / "result.json"):
-        done = evaluate(1, "--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1], "--json", place)
-        assert done.returncode == 1
-        assert done.stderr == f"error: {place} cannot be written: choose another place\n"
-
-
-def run_here(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, words)])
-    main()
+        words = ("--model", tmp_path / "nowhere", "--src", files[0], "--ref", files[1], "--json", place)
+        assert call("evaluate", *words, status=1)[1] == f"error: {place} cannot be written: choose another place\n"
 
 
 def test_several_references(
-    model_folder: Path, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_lines: Lines
+    model_folder: Path, files: tuple[Path, Path], tmp_path: Path, call: Call, toy_lines: Lines
 ) -> None:
     other, out = tmp_path / "other.de", tmp_path / "result.json"
     other.write_text("\n".join(toy_lines[1][30:57]) + "\n", encoding="utf-8")
     flags = ("--model", model_folder, "--src", files[0], "--max-extra-tokens", "5", "--device", "cpu", "--json", out)
-    run_here(monkeypatch, *flags, "--ref", files[1], other)
+    call("evaluate", *flags, "--ref", files[1], other)
     report = json.loads(out.read_text(encoding="utf-8"))
     texts = [
         path.read_text(encoding="utf-8").split("\n")[:-1] for path in (Path(report["hypotheses"]), files[1], other)
@@ -164,37 +134,30 @@ def test_several_references(
     again = tmp_path / "again.json"
     values = {"model": model_folder, "src": files[0], "ref": [files[1], other], "max_extra_tokens": 5, "json": again}
     api.evaluate(**values, device="cpu")
-    different = {"seconds", "hypotheses"}
-    assert {**json.loads(again.read_text("utf-8")), **dict.fromkeys(different)} == {
-        **report,
-        **dict.fromkeys(different),
-    }
+    unlike = dict.fromkeys(("seconds", "hypotheses"))
+    assert {**json.loads(again.read_text("utf-8")), **unlike} == {**report, **unlike}
 
 
 def test_hypotheses_without_a_model(
-    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     """Under a launcher one process scores."""
     reference, worse, out = files[1], tmp_path / "worse.de", tmp_path / "result.json"
     lines = reference.read_text(encoding="utf-8").split("\n")[:-1]
     worse.write_text("".join(f"{line[:-3]}\n" for line in lines), encoding="utf-8")
     flags = ("--ref", reference, "--tgt-lang", "de", "--json", out)
-    run_here(monkeypatch, "--hypotheses", worse, *flags)
-    expected = compare([worse], [reference], target_language="de")
-    assert capsys.readouterr().out == f"27 sentences, to de\n{expected}\n"
-    assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
-    run_here(monkeypatch, "--hypotheses", worse, reference, *flags, "--lowercase")
-    expected = compare([worse, reference], [reference], target_language="de", lowercase=True)
-    assert capsys.readouterr().out == f"27 sentences, to de\n{expected}\n"
-    assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
+    for hypotheses, more, settings in (([worse], [], {}), ([worse, reference], ["--lowercase"], {"lowercase": True})):
+        said, _ = call("evaluate", "--hypotheses", *hypotheses, *flags, *more)
+        expected = compare(hypotheses, [reference], target_language="de", **settings)
+        assert said == f"27 sentences, to de\n{expected}\n"
+        assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
     out.unlink()
     values = {"hypotheses": [worse, reference], "ref": reference, "tgt_lang": "de", "lowercase": True, "json": out}
     assert api.evaluate(**values) == expected
     assert json.loads(out.read_text(encoding="utf-8")) == expected.report()
     out.unlink()
     monkeypatch.setattr(module, "read_world", lambda: World(rank=1, size=2, local_rank=1, local_size=2))
-    run_here(monkeypatch, "--hypotheses", worse, *flags)
-    assert capsys.readouterr().out == ""
+    assert call("evaluate", "--hypotheses", worse, *flags) == ("", "")
     assert not out.exists()
 
 
@@ -209,11 +172,12 @@ def test_hypotheses_without_a_model(
             "--hypotheses h --tgt-lang de --src a",
             "--src has no effect with --hypotheses, which are translations already",
         ),
+        ("--hypotheses h --tgt-lang de --seed 2", "--seed has no effect with --hypotheses, which are"),
+        ("--model m --src a --epsilon 0.1", "--epsilon with --model needs --mbr: add --mbr"),
         ("--hypotheses h --tgt-lang de --beam 4", "--beam has no effect with --hypotheses, which are"),
         ("--model m --src a --mbr 8 --beam 4", "--beam has no effect with --mbr, which draws samples without a search"),
         ("--model m --src a --seed 1", "--seed with --model needs --mbr: add --mbr, or leave --seed out"),
     ],
 )
-def test_flags_that_do_not_go_together(flags: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-        run_here(monkeypatch, *flags.split(), "--ref", "r")
+def test_flags_that_do_not_go_together(flags: str, message: str, call: Call) -> None:
+    assert call("evaluate", *flags.split(), "--ref", "r", status=1)[1].startswith(f"error: {message}")

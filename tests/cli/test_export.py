@@ -1,22 +1,16 @@
 """dist-transformer export: what it prints, writes and refuses."""
 
-import dataclasses
 import json
-import sys
-from collections.abc import Sequence
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.cli import export as command
 from dist_transformer.export import gate, libraries
-from dist_transformer.model_folder import ModelInfo, write_model_folder
-from tests.conftest import run_command
-
-Lines = tuple[list[str], list[str]]
+from tests.cli.conftest import Call, Lines
 
 
 @pytest.fixture
@@ -27,25 +21,20 @@ def files(tmp_path: Path, toy_lines: Lines) -> list[object]:
     return ["--src", tmp_path / "dev.en", "--ref", tmp_path / "dev.de"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, words: Sequence[object]) -> None:
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch, call: Call) -> Call:
     monkeypatch.setattr(gate, "COMPARED_LINES", 20)
     monkeypatch.setattr(libraries, "_LONGEST_OUTPUT", 12)
-    monkeypatch.setattr(sys, "argv", ["dist-transformer export", *map(str, words)])
     torch.manual_seed(0)
-    command.main()
+    return partial(call, "export")
 
 
 def test_a_row_for_each_check_and_the_figures(
-    model_folder: Path,
-    files: list[object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model_folder: Path, files: list[object], tmp_path: Path, export: Call
 ) -> None:
     out, figures = tmp_path / "out", tmp_path / "out.json"
     words = ["--model", model_folder, "--to", "ctranslate2", "--quantize", "int8", *files]
-    run(monkeypatch, [*words, "--out", out, "--json", figures])
-    said, errors = capsys.readouterr()
+    said, errors = export(*words, "--out", out, "--json", figures)
     assert "comparing 20 lines, 20 of them by beam search (seed 1)" in errors
     stages = ["writing, reading back", "token ids", "log probabilities", "our beam search", "their beam search"]
     assert {*stages} <= {*errors.splitlines()}
@@ -68,28 +57,11 @@ def test_a_row_for_each_check_and_the_figures(
 
 
 def test_a_failed_check_is_printed_before_the_refusal(
-    model_folder: Path,
-    files: list[object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model_folder: Path, files: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Call
 ) -> None:
     monkeypatch.setattr(gate, "LARGEST_DIFFERENCE", 0.0)
     out = tmp_path / "folder" / "out"
-    with pytest.raises(UserError, match=r"out was not written, .* \(log-probabilities\): see the rows above$"):
-        run(monkeypatch, ["--model", model_folder, "--to", "ctranslate2", *files, "--out", out])
-    assert "log-probabilities  FAIL  those of" in capsys.readouterr().out
+    said, errors = export("--model", model_folder, "--to", "ctranslate2", *files, "--out", out, status=1)
+    assert "log-probabilities  FAIL  those of" in said
+    assert re.search(r"error: \S+out was not written, .* \(log-probabilities\): see the rows above\n$", errors)
     assert not list(out.parent.iterdir())
-
-
-@pytest.mark.system
-def test_the_tool_refuses_what_marian_lacks(files: list[object], model_info: ModelInfo, tmp_path: Path) -> None:
-    """One sentence, status 1, before weights and dev text are looked at."""
-    info = dataclasses.replace(model_info, model=dataclasses.replace(model_info.model, norm="pre"))
-    model_folder = tmp_path / "model"
-    write_model_folder(model_folder, info=info, weights={}, tokenizer_json=b"")
-    words = ["--model", model_folder, "--to", "hf", *files, "--out", tmp_path / "out"]
-    said = run_command(sys.executable, "-m", "dist_transformer", "export", *words, status=1)
-    assert "error: MarianMTModel does not support norm = 'pre': only 'post'" in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "out").exists()

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_transformer.cli.score import main
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import scoring
 from dist_transformer.inference.scoring import PairScore, score_pairs
 from dist_transformer.model.transformer import Transformer
+from tests.cli.conftest import Call, Lines
 from tests.conftest import begin_ranks, run_python
 
 COMMAND = ["-m", "dist_transformer", "score"]
-Lines = tuple[list[str], list[str]]
 
 
 @pytest.fixture
@@ -41,18 +40,10 @@ def expected(random_model: Transformer, toy_tokenizer: Tokenizer, lines: Lines) 
     return score_pairs(random_model, toy_tokenizer, *lines, device=torch.device("cpu"))
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["score", *words])
-    main()
-
-
-def test_one_number_for_each_pair(
-    flags: list[str], expected: list[PairScore], monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture
-) -> None:
-    run_here(monkeypatch, *flags)
-    out, err = capsysbinary.readouterr()
-    assert err == b""
-    assert re.fullmatch(rb"(-\d+\.\d{6}\n){32}", out)
+def test_one_number_for_each_pair(flags: list[str], expected: list[PairScore], call: Call) -> None:
+    out, err = call("score", *flags)
+    assert err == ""
+    assert re.fullmatch(r"(-\d+\.\d{6}\n){32}", out)
     sums = [score.log_probability for score in expected]
     assert [float(line) for line in out.split()] == pytest.approx(sums, abs=1e-4)
     assert len(set(sums)) == 32
@@ -102,10 +93,7 @@ def test_a_reader_that_has_enough_is_no_error(flags: list[str]) -> None:
 
 
 def test_what_is_wrong_is_one_sentence_and_leaves_no_file(
-    flags: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.setattr(scoring, "_LINES_AT_ONCE", 10)
     source, target = tmp_path / "test.en", tmp_path / "test.de"
@@ -114,12 +102,9 @@ def test_what_is_wrong_is_one_sentence_and_leaves_no_file(
     before = sorted(os.listdir(tmp_path))
 
     def error() -> str:
-        with pytest.raises(SystemExit) as end:
-            run_here(monkeypatch, *flags, "--out", str(out))
-        assert end.value.code == 1
+        _, message = call("score", *flags, "--out", out, status=1)
         assert out.read_text() == "earlier\n"
         assert sorted(os.listdir(tmp_path)) == before
-        message: str = capsys.readouterr().err
         return message
 
     with target.open("a") as file:

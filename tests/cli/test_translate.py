@@ -18,12 +18,11 @@ import pytest
 
 from dist_transformer.cli.translate import translation_of
 from dist_transformer.inference.translator import ScoredText, Translation
+from tests.cli.conftest import Call, Lines
 from tests.conftest import ROOT, run_python
 from tests.small_model import restate
 
 pytestmark = pytest.mark.system
-
-Lines = tuple[list[str], list[str]]
 
 
 def command(model: Path) -> list[str]:
@@ -80,12 +79,6 @@ def test_lines_of_several_sentences_are_split_as_the_flag_says(
         assert (done.stdout.splitlines()[0] == first) == ("in parts" in note)
         notes = [said for said in done.stderr.splitlines() if "that was cut at the limit" not in said]
         assert [said.startswith(note) for said in notes] == [True] * bool(note)
-    for value, said in (
-        ("0", "0: it must be above 0"),
-        ("some", "'some': it must be a whole number or no"),
-    ):
-        done = translate(trained, lines, "--split-over", value)
-        assert done.stderr.splitlines() == [f"error: --split-over is {said}"]
 
 
 def test_lines_are_answered_as_they_are_typed(model_folder: Path, toy_lines: Lines) -> None:
@@ -126,26 +119,14 @@ def read_until(terminal: int, end: str) -> str:
     return text
 
 
-def test_a_run_folder_in_place_of_its_model(model_folder: Path, tmp_path: Path) -> None:
+def test_a_run_folder_in_place_of_its_model(model_folder: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
     shutil.copytree(model_folder, run / "model")
-    done = translate(run, "good\n")
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"error: {run} is not a model folder (it has no config.json): use the model folder in it, {run / 'model'}\n"
+    remedy = f"use the model folder in it, {run / 'model'}"
+    assert call("translate", "--model", run, status=1) == (
+        "",
+        f"error: {run} is not a model folder (it has no config.json): {remedy}\n",
     )
-
-
-def test_nbest(model_folder: Path, toy_lines: Lines) -> None:
-    text = f"{toy_lines[0][0]}\n\n{toy_lines[0][1]}\n"
-    plain = translate(model_folder, text).stdout.splitlines()
-    done = translate(model_folder, text, "--nbest", "3", "--beam", "3")
-    rows = [line.split(" ||| ") for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
-    scores = [float(row[2]) for row in rows]
-    assert scores[:3] == sorted(scores[:3], reverse=True)
-    assert rows[3][1:] == ["", "0.000000"]
-    assert len(plain) == 3
 
 
 def test_of_a_beam_the_text_closest_to_a_reference(model_folder: Path, toy_lines: Lines, tmp_path: Path) -> None:
@@ -194,17 +175,15 @@ def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lin
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "message"),
+    ("options", "message"),
     [
-        (b"good\nbad \xff\n", (), "error: standard input line 2 is not UTF-8"),
-        (b"good\n", ("--beam", "0"), "error: --beam is 0"),
-        (b"good\n", ("--device", "abacus"), "error: --device abacus cannot be used"),
-        (b"good\n", ("--device", "meta"), "error: --device meta is not supported: use cpu or cuda:0"),
+        ((), "error: standard input line 2 is not UTF-8"),
+        (("--device", "abacus"), "error: --device abacus cannot be used"),
+        (("--device", "meta"), "error: --device meta is not supported: use cpu or cuda:0"),
     ],
 )
-def test_bad_input_is_one_sentence(model_folder: Path, text: bytes, options: tuple[str, ...], message: str) -> None:
-    done = translate(model_folder, text, *options)
-    assert done.returncode == 1
-    assert done.stdout == ""
+def test_bad_input_is_one_sentence(model_folder: Path, options: tuple[str, ...], message: str) -> None:
+    done = translate(model_folder, b"good\nbad \xff\n", *options)
+    assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)

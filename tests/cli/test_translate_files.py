@@ -14,13 +14,12 @@ import torch
 from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.files.parts import MANIFEST_FILE
 from dist_transformer.inference.loading import with_agreed_precision
-from dist_transformer.runtime.launch import free_port
+from tests.cli.conftest import Call, Lines
 from tests.commands import Begun
-from tests.conftest import ROOT, begin_python, run_python, scratch_folder
+from tests.conftest import ROOT, begin_ranks, run_python, scratch_folder
 
 pytestmark = pytest.mark.system
 
-Lines = tuple[list[str], list[str]]
 PATIENCE = 300
 
 
@@ -46,31 +45,19 @@ def whole(model: Path, inputs: Sequence[Path], output: Path, *options: str) -> s
     return done.stderr
 
 
-def start(
-    model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1, limit: int | None = None
-) -> list[Begun]:
-    """Start the ranks without a launcher.
-
-    Args:
-        limit: bytes of the largest file that rank 1 can write.
-    """
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    folder, started = scratch_folder(), list[Begun]()
-    for rank in range(ranks):
-        named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
-        files = {"output": folder / f"output-{rank}", "errors": folder / f"errors-{rank}"}
-        environment = {"COLUMNS": "200", **(master | named if ranks > 1 else {})}
-        started.append(begin_python(*words(model, inputs, output, *options), **files, **environment))
-        if limit is not None and rank == 1:
-            resource.prlimit(started[rank].pid, resource.RLIMIT_FSIZE, (limit, limit))
-    return started
+def start(model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1) -> list[Begun]:
+    """Start the ranks without a launcher."""
+    folder, program = scratch_folder(), words(model, inputs, output, *options)
+    files = {"output": folder / "output", "errors": folder / "errors"}
+    return begin_ranks(range(ranks), *program, **files, world=ranks, COLUMNS="200")
 
 
-def end(processes: list[Begun]) -> tuple[list[int | None], str]:
+def end(processes: list[Begun]) -> tuple[list[int], str]:
     """Wait for the ranks: their exit statuses, and what they said."""
-    said = [process.communicate(timeout=PATIENCE) for process in processes]
-    assert [out for out, _ in said] == [""] * len(said)
-    return [process.returncode for process in processes], "".join(errors for _, errors in said)
+    statuses = [process.wait(PATIENCE) for process in processes]
+    out, said = processes[0].communicate()
+    assert out == ""
+    return statuses, said
 
 
 def wait_for_parts(output: Path, count: int, processes: list[Begun]) -> None:
@@ -91,7 +78,9 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     assert "that was cut at the limit" in cut
 
     # A rank that cannot write ends the other one too, with one message.
-    statuses, said = end(start(model_folder, files, shared, ranks=2, limit=50))
+    started = start(model_folder, files, shared, ranks=2)
+    resource.prlimit(started[1].pid, resource.RLIMIT_FSIZE, (50, 50))
+    statuses, said = end(started)
     assert statuses == [1, 1], said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert error.startswith(f"error: {shared} cannot be written (File too large)")
@@ -204,14 +193,16 @@ def test_chance_goes_by_seed_and_line(model_folder: Path, toy_lines: Lines) -> N
             ["--closest-to", "a", "--beam", "1"],
             "--closest-to has no effect with a beam of 1, which has one hypothesis: raise beam",
         ),
+        (["--split-over", "0"], "--split-over is 0: it must be above 0"),
+        (["--split-over", "some"], "--split-over is 'some': it must be a whole number or no"),
+        (["--beam", "0"], "--beam is 0"),
         (["--chunk-lines", "0"], "--chunk-lines is 0: it must be above 0"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(
-    model_folder: Path, tmp_path: Path, options: list[str], said: str
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, model_folder: Path
 ) -> None:
-    done = run_python(ROOT / "tools" / "translate.py", "--model", model_folder, *options, cwd=tmp_path)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {said}")
+    monkeypatch.chdir(tmp_path)
+    out, errors = call("translate", "--model", model_folder, *options, status=1)
+    assert (out, errors.startswith(f"error: {said}"), errors.count("\n")) == ("", True, 1)
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import sentencepiece
 from dist_transformer.data.folder.reader import DataFolder
 from tests.conftest import run_command, run_python, run_ranks
 from tests.lived import SMALL
-from tests.serving.running import running_server
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +52,7 @@ def lived(kind: str, toy_data: DataFolder, tmp_path_factory: pytest.TempPathFact
     for steps in (2, 4):
         said = run_ranks(2, "-m", "dist_transformer.train", *SMALL, *data_and_run, "--max-steps", steps)
     assert "resumed from" in said
+    assert "FAIL" not in run_command(*TOOL, "verify", folder / "run", "--data", folder / "data")
     run_command(*TOOL, "average", "--run-dir", folder / "run", "--last", 2, "--out", folder / "model")
     for name in ("in.en", "in.de"):
         lines = (f"Our {number} hungry guests sing.\n" for number in range(20))
@@ -92,11 +91,6 @@ def test_the_folders_hold_the_librarys_own_file(kind: str, lived: Path, tmp_path
     assert refused.startswith("error: --byte-fallback needs --vocab-size or --src-vocab-size or --tgt-vocab-size: add")
 
 
-def test_the_data_proves_what_the_run_trained_on(lived: Path) -> None:
-    said = run_command(*TOOL, "verify", lived / "run", "--data", lived / "data")
-    assert "FAIL" not in said
-
-
 def test_translations_and_scores(lived: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text(f"{CLEAN}\n{PLANTED}\n\u200b\u2060\n", encoding="utf-8")
     files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
@@ -120,14 +114,3 @@ def test_exports_are_read_as_their_card_says(target: str, lived: Path, tmp_path:
     assert printed.returncode == 0, printed.stderr
     translations = ast.literal_eval(printed.stdout)
     assert [*map(type, translations)] == [str, str]
-
-
-def test_a_server_answers_with_pieces(lived: Path) -> None:
-    with running_server([lived / "model"]) as server:
-        body = json.dumps({"text": PLANTED}).encode()
-        address, kind = f"http://127.0.0.1:{server.port}/api/translate", {"Content-Type": "application/json"}
-        request = urllib.request.Request(address, body, kind)
-        with urllib.request.urlopen(request) as answer:
-            [found] = json.load(answer)["results"]
-    assert found["source_pieces"][0] == "<2de>"
-    assert "".join(found["source_pieces"][1:-1]) == f"▁{CLEAN.replace(' ', '▁')}"

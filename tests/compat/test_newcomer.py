@@ -2,7 +2,7 @@
 
 import os
 import re
-import signal
+import shlex
 import subprocess
 import sys
 import time
@@ -39,7 +39,7 @@ def busy(clone: Path) -> Iterator[None]:
         loop.wait()
 
 
-def run(folder: Path, *words: object, status: int = 0) -> str:
+def run(folder: Path, *words: object) -> str:
     done = subprocess.run(
         list(map(str, words)),
         cwd=folder,
@@ -50,7 +50,7 @@ def run(folder: Path, *words: object, status: int = 0) -> str:
         stderr=subprocess.STDOUT,
         timeout=PATIENCE,
     )
-    assert done.returncode == status, f"{words}: status {done.returncode}\n{done.stdout[-4000:]}"
+    assert done.returncode == 0, f"{words}: status {done.returncode}\n{done.stdout[-4000:]}"
     return done.stdout
 
 
@@ -60,52 +60,18 @@ def environment_of(clone: Path) -> dict[str, str]:
     return {**kept, "PATH": f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"}
 
 
-def interrupt(clone: Path, after: str, *words: str) -> str:
-    """Start a training, press Ctrl-C when it has printed `after`, and give what it said."""
-    process = subprocess.Popen(
-        words,
-        cwd=clone,
-        env=environment_of(clone),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        # A shell that runs tests in the background gives its programs SIGINT ignored, and a terminal does not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-    )
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if after in line:
-            break
-    process.send_signal(signal.SIGINT)
-    said.append(process.communicate(timeout=PATIENCE)[0])
-    return "".join(said)
-
-
 def test_from_a_text_to_a_translation(clone: Path) -> None:
-    """Two interruptions: the printed command averages what is worth it, and swapped files get a warning."""
+    """The command that a training prints makes the model."""
     run(clone, "dist-transformer", "prepare", "--toy", "3000", "--vocab-size", "500", "--out", "data/toy")
-    train = ("dist-transformer", "train", *SMALL, "--data", "data/toy", "--run-dir", "runs/toy")
-    for step in ("1/150", "100/150"):
-        said = interrupt(clone, step, *train, "--max-steps", "150", "--log-every", "1")
-        assert "the same command resumes from here" in said
-        assert "Traceback" not in said
-    said = run(clone, *train, "--max-steps", "150")
+    places = ("--data", "data/toy", "--run-dir", "runs/toy")
+    said = run(clone, "dist-transformer", "train", *SMALL, *places, "--max-steps", "150")
     (command,) = re.findall(r"^next: +(.*)$", said, flags=re.MULTILINE)
-    said = run(clone, *command.split())
-    averaged = [int(step) for step in re.findall(r"^averaged .* steps ([\d, ]+)", said, re.MULTILINE)[0].split(",")]
-    assert averaged
+    said = run(clone, *shlex.split(command))
     # The regular saves after the warm-up, or the newest of them if the mean is worse.
-    assert set(averaged) <= {30, 60, 90, 120, 150}
-
+    (steps,) = re.findall(r"^averaged .* steps ([\d, ]+)", said, re.MULTILINE)
+    assert {int(step) for step in steps.split(",")} <= {30, 60, 90, 120, 150}
     text = ("--src", "data/toy/valid/source.txt", "--ref", "data/toy/valid/target.txt")
-    said = run(clone, "dist-transformer", "evaluate", "--model", "runs/toy/model", *text, "--json", "right.json")
-    assert "looks like" not in said
-    swapped = (text[0], text[3], text[2], text[1])
-    said = run(clone, "dist-transformer", "evaluate", "--model", "runs/toy/model", *swapped, "--json", "wrong.json")
-    assert "looks like" in said
+    assert "BLEU" in run(clone, "dist-transformer", "evaluate", "--model", "runs/toy/model", *text)
 
 
 def test_training_keeps_its_share_of_busy_cores(clone: Path) -> None:
@@ -113,40 +79,7 @@ def test_training_keeps_its_share_of_busy_cores(clone: Path) -> None:
     data = ("--toy", "1000", "--vocab-size", "400", "--out", "data/small")
     run(clone, "dist-transformer", "prepare", *data)
     began = time.monotonic()
-    said = run(
-        clone,
-        "dist-transformer",
-        "train",
-        *SMALL,
-        "--data",
-        "data/small",
-        "--run-dir",
-        "runs/busy",
-        "--max-steps",
-        "60",
-    )
+    places = ("--data", "data/small", "--run-dir", "runs/busy")
+    said = run(clone, "dist-transformer", "train", *SMALL, *places, "--max-steps", "60")
     assert "weights:" in said
     assert time.monotonic() - began < PATIENCE
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("train --data data/toy --accumulate 4", "--batch."),
-        ("train --data data/toy --max-step 4", "--max-steps"),
-        ("translate --model runs/toy/model --beam-size 5", "--beam"),
-        ("translate --model runs/toy/weights", "dist-transformer average"),
-        ("trian --data data/toy", "train"),
-    ],
-)
-def test_a_careless_command_gets_a_sentence(clone: Path, words: str, named: str) -> None:
-    said = run(clone, "dist-transformer", *words.split(), status=1)
-    assert named in said
-    assert said.startswith("error: ")
-    assert len(said.strip().splitlines()) == 1
-
-
-def test_plan_names_this_machine_and_the_gpu(clone: Path) -> None:
-    said = run(clone, "dist-transformer", "plan", "--preset", "tiny", "--data", "data/toy")
-    assert "this machine" in said
-    assert "MODEL" in said

@@ -10,12 +10,12 @@ import pytest
 
 from dist_transformer.data.folder.reader import DataFolder
 from tests.compat.environments import extend_environment, run_installed
+from tests.support.tiny import TINY_FLAGS
 
 pytestmark = pytest.mark.slice(name="wandb")
 
 SMALL = (
-    *("--preset", "tiny", "--model.width", "32", "--model.ffn-width", "64", "--model.heads", "2"),
-    *("--model.encoder-layers", "1", "--model.decoder-layers", "1", "--batch.max-target-tokens", "256"),
+    *TINY_FLAGS,
     *("--batch.packs-per-step", "1", "--optimizer.warmup-steps", "2", "--validate-every", "0", "--log-every", "1"),
     *("--precision", "fp32", "--save-every", "4"),
 )

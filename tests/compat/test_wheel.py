@@ -15,9 +15,8 @@ from tests.serving.page_driver import open_page
 
 __all__ = ["browser"]
 
-pytestmark = pytest.mark.slice(name="wheel")
 
-
+@pytest.mark.slice(name="wheel")
 def test_the_demo(installed: Path, tmp_path: Path) -> None:
     said = run_installed(installed, tmp_path, "dist-transformer", "demo", timeout=1_800)
     result = json.loads((tmp_path / "runs" / "demo" / "result.json").read_text(encoding="utf-8"))
@@ -46,6 +45,7 @@ def own_text(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slice(name="wheel")
 def test_text_of_ones_own_to_bleu(own_text: Path) -> None:
     scores = json.loads((own_text / "b.json").read_text(encoding="utf-8"))
     assert (scores["sentences"], scores["world_size"]) == (50, 2)
@@ -53,6 +53,7 @@ def test_text_of_ones_own_to_bleu(own_text: Path) -> None:
     assert (own_text / "run" / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slice(name="wheel")
 def test_a_model_is_tried_in_the_browser(installed: Path, own_text: Path, browser: Browser) -> None:
     async def use(url: str) -> None:
         async with open_page(browser, 1280, 900) as page:
@@ -72,5 +73,16 @@ def test_a_model_is_tried_in_the_browser(installed: Path, own_text: Path, browse
             server.terminate()
 
 
+@pytest.mark.slice(name="wheel")
 def test_the_examples_in_python(installed: Path, tmp_path: Path) -> None:
     run_examples(tmp_path, lambda script: run_installed(installed, tmp_path, "python", script.name))
+
+
+@pytest.mark.slice(name="smoke")
+def test_the_wheel_alone_runs_a_short_demo(installed: Path, tmp_path: Path) -> None:
+    flags = ("--max-steps", 40, "--train-pairs", 1500, "--average", 1)
+    said = run_installed(installed, tmp_path, "dist-transformer", "demo", *flags)
+    result = json.loads((tmp_path / "runs" / "demo" / "result.json").read_text(encoding="utf-8"))
+    assert (result["world_size"], result["zero_stage"]) == (2, 1)
+    assert f"BLEU {result['bleu']:.1f}" in said
+    assert (tmp_path / "runs" / "demo" / "model" / "model.safetensors").exists()

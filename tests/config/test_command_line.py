@@ -63,6 +63,7 @@ def test_flags_become_a_dataclass() -> None:
     # Parses share nothing.
     for place in (["f", *words], ["--folder", "f", *words], [*words, "--local_rank=1", "--folder=f"]):
         assert parsed(*place) == expected
+    assert parsed("--local_rank", "1", "f", *words) == parsed("f", *words, "--local-rank=1") == expected
     assert parsed("f", "--no-verify", "--hours", "None") == Settings(folder=Path("f"), search=Search())
 
 
@@ -111,10 +112,6 @@ def test_a_file_has_the_names_of_fields_and_of_flags(tmp_path: Path) -> None:
         ("folder: f\nsrc_tag: [a]\nsource_tags: [b]\n", r"b.yaml has source_tags twice, under two names: remove one$"),
         ("folder: ''\n", "^a path is empty"),
         ("folder: f\nmade: g\n", r"b.yaml, line 2, made is not a setting here"),
-        (
-            "program: theirs\n",
-            r"^program in \S*b.yaml \(line 1\) is a program, and no file may name one to run: pass --program",
-        ),
     ):
         (tmp_path / "b.yaml").write_text(text)
         with pytest.raises(UserError, match=said):

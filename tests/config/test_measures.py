@@ -1,8 +1,7 @@
 import pytest
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.measures import MEASURES, badness, words_of_command
-from dist_transformer.config.settings import ValidationConfig
+from dist_transformer.config.measures import MEASURES, ValidationConfig, badness, words_of_command
 
 
 def test_losses_and_edits_are_better_if_lower() -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.cost.costs import PAPER_HOURS, balanced_length, cost_table, device_flops, layer_flops, work_flops
+from dist_transformer.cost.costs import balanced_length, cost_table, device_flops, layer_flops, work_flops
 from dist_transformer.model.transformer import training_flops
 
 
@@ -30,11 +30,6 @@ def test_the_work_by_hand(model: str, width: int, ffn: int, steps: int) -> None:
 
 def test_the_work_is_a_third_of_the_device_time() -> None:
     """So the P100s kept 2.7 (base) and 4.0 (big) of the 9.5 TFLOP/s that the paper assumes."""
-    ratios = {model: work_flops(model) / device_flops(model) for model in PAPER_HOURS}
-    assert ratios == {"base": pytest.approx(0.288, abs=1e-3), "big": pytest.approx(0.419, abs=1e-3)}
-
-
-def test_the_table_says_so() -> None:
     assert cost_table().splitlines()[2:] == [
         "| base, 100,000 steps | 9.4e+17 | 12 h × 8 × 9.5 TFLOP/s = 3.3e+18 | 0.29 |",
         "| big, 300,000 steps | 9.6e+18 | 84 h × 8 × 9.5 TFLOP/s = 2.3e+19 | 0.42 |",

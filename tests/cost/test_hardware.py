@@ -13,9 +13,6 @@ def test_bf16_is_refused_where_there_is_none() -> None:
     with pytest.raises(UserError, match="--gpu v100-16 has no bf16: plan and train with --precision fp32"):
         gpu_kind("v100-16", "bf16")
     assert gpu_kind("v100-16", "fp32") is GPUS["v100-16"]
-
-
-def test_a_cpu_has_no_entry() -> None:
     assert gpu_kind("cpu", "bf16") is None
 
 

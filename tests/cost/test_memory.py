@@ -239,11 +239,3 @@ def test_layers_are_compiled_where_it_pays(
 ) -> None:
     batch = dataclasses.replace(PRESETS["big"].batch, packs_per_micro_batch=at_once)
     assert choose_compilation(preset("big", batch, **settings), stage=stage) == expected
-
-
-@pytest.mark.parametrize(("world_size", "compiled"), [(8, True), (128, False)])
-def test_big_is_compiled_as_its_script_trains_it(world_size: int, compiled: bool) -> None:
-    """8 packs of 3,584 target tokens at once on 8 GPUs of 80 GB; 128 GPUs have a pack each, of too few."""
-    at_once = packs("big_large_batch", 80, world_size=world_size)
-    batch = dataclasses.replace(PRESETS["big_large_batch"].batch, packs_per_micro_batch=at_once)
-    assert choose_compilation(preset("big_large_batch", batch), stage=1)[0] is compiled

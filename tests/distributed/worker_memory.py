@@ -6,25 +6,21 @@ Usage: worker_memory.py OUT. Rank 0 writes OUT; the tests read it.
 import dataclasses
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import numpy as np
 import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import BatchConfig, TrainConfig
-from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.engine.measured_memory import state_bytes
+from tests.model.small_batches import BATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB_SIZE = 1000
@@ -37,12 +33,6 @@ def cases(world_size: int) -> list[tuple[str, str, int, str]]:
         ("tiny", precision, stage, part) for precision in PRECISIONS for stage in range(4) for part in ("", "encoder")
     ]
     return tiny + [("base", "bf16", stage, "") for stage in (range(4) if world_size > 1 else (1,))]
-
-
-def small_batch() -> PackedBatch:
-    tokens = np.arange(16) + 4
-    side = pack_side(tokens, np.array([8, 8]), size=16, offset_count=3, max_length=8)
-    return PackedBatch(source=side, target=side, labels_T=torch.from_numpy(tokens))
 
 
 def bytes_of_all_tensors() -> int:
@@ -72,13 +62,12 @@ def measure(config: TrainConfig, world_size: int) -> dict[str, Any]:
     gc.collect()
     before = bytes_of_all_tensors()
     model = Transformer(config.model)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     engine = Engine(model, config, load_ds_config(config.deepspeed_config), world_size=world_size)
     del model
     gc.collect()
     between = state_bytes(engine)
     everything = bytes_of_all_tensors() - before
-    engine.forward_backward(small_batch(), step_tokens=16)
+    engine.forward_backward(BATCH, step_tokens=16)
     before_update = state_bytes(engine)
     update, during = engine.optimizer.step, [0]
 
@@ -88,8 +77,7 @@ def measure(config: TrainConfig, world_size: int) -> dict[str, Any]:
 
     engine.optimizer.step = measured_update
     engine.end_micro_batch()
-    found = {"between": between, "everything": everything, "before_update": before_update, "during_update": during[0]}
-    return {"parameters": parameters, **found}
+    return {"between": between, "everything": everything, "before_update": before_update, "during_update": during[0]}
 
 
 def main() -> None:

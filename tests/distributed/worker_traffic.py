@@ -5,13 +5,10 @@ Usage: worker_traffic.py OUT. Rank 0 writes OUT; the test reads it.
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
@@ -22,7 +19,8 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.deepspeed_engine import Engine
-from tests.distributed.worker_memory import VOCAB_SIZE, small_batch
+from tests.distributed.worker_memory import VOCAB_SIZE
+from tests.model.small_batches import BATCH
 
 # Of 0.8 million parameters, so that several buckets are sent.
 BUCKETS = {"reduce_bucket_size": 500_000, "stage3_prefetch_bucket_size": 500_000}
@@ -72,7 +70,7 @@ def measure(precision: str, zero: dict[str, int]) -> dict[str, int]:
     for _ in range(STEPS):
         calls.clear()
         for _ in range(MICRO_BATCHES):
-            engine.forward_backward(small_batch(), step_tokens=16)
+            engine.forward_backward(BATCH, step_tokens=16)
             engine.end_micro_batch()
     return {
         "calls": len(calls),

@@ -45,11 +45,9 @@ def folder(toy_lines: tuple[list[str], list[str]], tmp_path_factory: pytest.Temp
         synthetic=True,
         steps=(1,),
     )
-    path = tmp_path_factory.mktemp("both")
-    tokenizer.save(path / "tokenizer.json")
-    content = (path / "tokenizer.json").read_bytes()
-    write_model_folder(path / "model", info=info, weights=dict(model.state_dict()), tokenizer_json=content)
-    return path / "model"
+    path = tmp_path_factory.mktemp("both") / "model"
+    write_model_folder(path, info=info, weights=dict(model.state_dict()), tokenizer_json=tokenizer.content)
+    return path
 
 
 @pytest.fixture

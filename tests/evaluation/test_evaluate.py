@@ -30,12 +30,11 @@ def lowercased_folder(
     folder = tmp_path_factory.mktemp("lowercased") / "model"
     tokenizer = learn_byte_bpe([*toy_lines[0], *toy_lines[1]], vocab_size=400, lowercase=True)
     assert tokenizer.vocab_size == model_info.model.vocab_size
-    tokenizer.save(folder.parent / "tokenizer.json")
     write_model_folder(
         folder,
         info=replace(model_info, tokenizer_sha256=tokenizer.sha256),
         weights=dict(random_model.state_dict()),
-        tokenizer_json=(folder.parent / "tokenizer.json").read_bytes(),
+        tokenizer_json=tokenizer.content,
     )
     return folder
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from benchmarks.measure import result_of, write_result
 from benchmarks.rows import row
@@ -123,7 +122,11 @@ class Lab:
         config = ("--deepspeed-config", ROOT / "ds_configs" / f"{stage}.json")
         # A run that waits for nothing: four packs are as many steps for one rank as for four.
         flags = ("--validate-every", 0, "--batch.packs-per-step", 4, *config, *flags)
-        self._jobs.append(Job(self.folder, self.data, run_dir, *flags, fault=fault, threads=threads))
+        return self.plain_job(run_dir, *flags, fault=fault, threads=threads)
+
+    def plain_job(self, run_dir: Path, *flags: object, **options: Any) -> Job:
+        """The same, without flags that all cases share."""
+        self._jobs.append(Job(self.folder, self.data, run_dir, *flags, **options))
         return self._jobs[-1]
 
     def train(self, run_dir: Path, *flags: object, world: int = 2, stage: str = "zero1", threads: int = 1) -> str:
@@ -143,22 +146,8 @@ class Lab:
         return Path(shutil.copytree(whole, self.folder / "run"))
 
 
-def require_same_end(run_dir: Path, whole: Path, step: int) -> None:
-    """Two runs have the same sentences in every step, weights that are equal bit for bit, and nothing temporary."""
-    name = f"weights/step-{step:08d}.safetensors"
-    expected, found = load_file(whole / name), load_file(run_dir / name)
-    assert all(expected[key].equal(found[key]) for key in expected.keys() | found.keys()), "other weights"
-    assert (whole / "ledger.jsonl").read_bytes() == (run_dir / "ledger.jsonl").read_bytes(), "another ledger"
-    assert unfinished(run_dir) == [], "temporary files were left"
-
-
 def newest_whole(run_dir: Path) -> Path | None:
     return next((path for path in checkpoints_of(run_dir) if checkpoint_problem(path) is None), None)
-
-
-def unfinished(run_dir: Path) -> list[Path]:
-    """Temporary files and folders of saves."""
-    return [path for folder in ("checkpoints", "weights") for path in (run_dir / folder).glob(".*.tmp")]
 
 
 def clear_errors(output: str) -> list[str]:

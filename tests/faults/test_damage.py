@@ -3,17 +3,16 @@
 All damage is found before use and reported; all ranks resume from the same older checkpoint.
 """
 
-import os
-import random
-from pathlib import Path
-
 from dist_transformer.run.checkpoint.reader import checkpoint_problem, newest_checkpoint
-from tests.faults.campaign import Case, Lab, campaign, in_slice, require_same_end
+from tests.faults.campaign import Case, Lab, campaign, in_slice
+from tests.jobs import require_same_end
+from tests.support.damage import FAULTS, damage
 
 _STEPS = 6
 _FLAGS = ("--max-steps", _STEPS, "--save-every", 2)
 _FILES = ("manifest.json", "part-00000.safetensors", "part-00001.safetensors", "state.json")
 _KINDS = {"bit flip": 200, "truncation": 50, "deletion": 4, "zero length": 4}
+_FAULTS = dict(zip(_KINDS, ("flipped", "cut", "missing", "empty"), strict=True))
 
 
 @in_slice
@@ -22,7 +21,7 @@ def test_damage(case: Case, lab: Lab) -> None:
     """Looked for without a launch, where a start of the run would look."""
     run_dir = lab.copy_of(lab.undisturbed("damage", *_FLAGS))
     newest, older = (run_dir / "checkpoints" / f"step-{step:08d}" for step in (_STEPS, _STEPS - 2))
-    hurt(newest / _FILES[case.number % len(_FILES)], case.kind, case.generator())
+    damage(newest / _FILES[case.number % len(_FILES)], FAULTS[_FAULTS[case.kind]], case.generator())
     warned: list[str] = []
     assert checkpoint_problem(newest) is not None
     assert newest_checkpoint(run_dir, warned.append) == older
@@ -37,21 +36,9 @@ def test_damaged_start(case: Case, lab: Lab) -> None:
     run_dir, damaged = lab.copy_of(whole), generator.choice((1, 2))
     for back in range(damaged):
         file = run_dir / "checkpoints" / f"step-{_STEPS - 2 * back:08d}" / generator.choice(_FILES)
-        hurt(file, generator.choice(list(_KINDS)), generator)
+        damage(file, FAULTS[generator.choice(list(_FAULTS.values()))], generator)
     output = lab.train(run_dir, *_FLAGS)
     chosen = run_dir / "checkpoints" / f"step-{_STEPS - 2 * damaged:08d}"
     assert f"resumed from {chosen}\n" in output
     assert f"falling back to {chosen}" in output
     require_same_end(run_dir, whole, _STEPS)
-
-
-def hurt(file: Path, kind: str, generator: random.Random) -> None:
-    size = file.stat().st_size
-    if kind == "bit flip":
-        content = bytearray(file.read_bytes())
-        content[generator.randrange(size)] ^= 1 << generator.randrange(8)
-        file.write_bytes(content)
-    elif kind == "deletion":
-        file.unlink()
-    else:
-        os.truncate(file, 0 if kind == "zero length" else generator.randrange(1, size))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dist_transformer.run.checkpoint.reader import checkpoint_problem
 from dist_transformer.run.layout import checkpoints_of, step_of
-from tests.faults.campaign import Case, Lab, campaign, clear_errors, in_slice, require_same_end, unfinished
+from tests.faults.campaign import Case, Lab, campaign, clear_errors, in_slice
 from tests.faults.disks import mount, mounted
-from tests.jobs import Job
+from tests.jobs import Job, require_same_end, unfinished
 
 _STEPS = 20
 _FLAGS = ("--max-steps", _STEPS, "--save-every", 2, "--keep-checkpoints", 99, "--keep-weights", 99)

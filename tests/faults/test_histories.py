@@ -57,7 +57,7 @@ class History:
     def _run(self, what: float) -> None:
         """Start a training, or let one train, save, and sometimes end."""
         with ExitStack() as held:
-            if what < 0.3 or not self.idle:
+            if not self.idle or (what < 0.3 and len(self.idle) < 3):
                 self.starts += 1
                 run = SmallRun(self.config, held, fenced=partial(self._paused_before, self.starts), keep=1)
             else:

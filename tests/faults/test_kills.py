@@ -14,17 +14,8 @@ from pathlib import Path
 import psutil
 
 from dist_transformer.run.layout import read_records, step_of
-from tests.faults.campaign import (
-    STAGES,
-    Case,
-    Lab,
-    campaign,
-    in_slice,
-    newest_whole,
-    require_same_end,
-    unfinished,
-)
-from tests.jobs import PATIENCE, Job
+from tests.faults.campaign import STAGES, Case, Lab, campaign, in_slice, newest_whole
+from tests.jobs import PATIENCE, Job, require_same_end, unfinished
 
 _STEPS, _SAVE_EVERY, _KILLS = 64, 4, 4
 _FLAGS = ("--max-steps", _STEPS, "--save-every", _SAVE_EVERY, "--keep-checkpoints", 3)

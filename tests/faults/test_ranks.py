@@ -5,20 +5,16 @@ time limit, and the output names the rank. Ranks that were started apart train n
 differs.
 """
 
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 
+from dist_transformer.runtime.launch import free_port
 from tests.conftest import ROOT
 from tests.faults.campaign import Case, Lab, campaign, clear_errors, in_slice
-from tests.jobs import PATIENCE, SMALL, Job
+from tests.jobs import PATIENCE, Job
 
 _LIMIT_MINUTES, _JOINING_MINUTES, _STOPPED_SECONDS = 0.2, 0.5, 30
 # To report, to let others fail by themselves, and to leave; to load libraries, on a machine that is busy.
@@ -70,11 +66,8 @@ def when_it_happened(job: Job, rank: int) -> float:
 
 # Values apart from the defaults of `tiny` and the flags of SMALL; each changes what is trained, saved or reported.
 _SETTINGS = {
-    "seed": ("2", "17"),
     "max-steps": ("3", "5"),
-    "save-every": ("1", "2"),
     "precision": ("fp32", "bf16"),
-    "timeout-minutes": ("5", "6"),
     "model.dropout": ("0.2", "0.25"),
     "batch.packs-per-step": ("4", "8"),
     "optimizer.schedule": ("constant", "cosine"),
@@ -121,32 +114,14 @@ def test_ranks_apart(case: Case, lab: Lab) -> None:
         module = generator.choice(sorted(package.rglob("*.py")))
         module.write_text(f"{module.read_text()}\nCHANGED = {case.number}\n")
         where, named = [ROOT, folders[1]], "code"
-    statuses, output = launch(flags, where, lab)
-    assert all(statuses), output[-500:]
+    port, run_dir = free_port(), lab.folder / "run"
+    ranks = enumerate(zip(flags, where, strict=True))
+    jobs = [lab.plain_job(run_dir, *given).start_apart(folder, rank, port) for rank, (given, folder) in ranks]
+    statuses = [job.statuses() for job in jobs]
+    output = "".join(job.output for job in jobs)
+    assert [0] not in statuses, output[-500:]
     # Without a launcher that ends them, the others repeat it after ten seconds.
     (error,) = set(clear_errors(output))
     assert f"started differently ({named}" in error
     assert "Traceback" not in output
-    assert not list((lab.folder / "run").glob("*.json*")), "the run began"
-
-
-def launch(flags: list[list[str]], folders: list[Path], lab: Lab) -> tuple[list[int], str]:
-    """Start a rank in each folder, which is first in its path of modules, and wait for them."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "DS_ACCELERATOR": "cpu"}
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-    shared |= {"PYTHONPATH": path, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    log, processes = lab.folder / "log", list[subprocess.Popen[bytes]]()
-    places = ["--data", str(lab.data.path), "--run-dir", str(lab.folder / "run")]
-    with log.open("wb") as file:
-        for rank, (given, folder) in enumerate(zip(flags, folders, strict=True)):
-            kept = places[2:] if "--data" in given else places
-            words = [sys.executable, "-m", "dist_transformer", "train", *SMALL, *kept, *given]
-            named = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(words, cwd=folder, env=named, stdout=file, stderr=file))
-    try:
-        return [process.wait(PATIENCE) for process in processes], log.read_text(errors="replace")
-    finally:
-        for process in processes:
-            process.kill()
+    assert not list(run_dir.glob("*.json*")), "the run began"

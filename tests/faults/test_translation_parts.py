@@ -194,22 +194,22 @@ def make_job(folder: Path, generator: random.Random) -> CorpusJob:
     )
 
 
-def shout(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
-    return [Translation(hypotheses=(ScoredText(text=line.upper(), score=0.0, tokens=()),)) for line in lines]
+def shout(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
+    return [Translation(hypotheses=(ScoredText(text=line.upper(), score=0.0, tokens=()),)) for line, *_ in rows]
 
 
 def as_text(number: int, translation: Translation) -> str:
     return f"{translation.text}\n"
 
 
-def harming(place: Place, harms: Sequence[Harm], *, at: int) -> Callable[[list[str], int], Sequence[Translation]]:
+def harming(place: Place, harms: Sequence[Harm], *, at: int) -> corpus.Translate:
     """Translate, and do harm when line `at` is translated."""
 
-    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
+    def translate(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
         if first == at:
             for harm in harms:
                 harm(place)
-        return shout(lines, first, prefixes)
+        return shout(rows, first)
 
     return translate
 
@@ -221,8 +221,8 @@ def kill(job: CorpusJob, function: str, generator: random.Random) -> None:
     def stop(*_: Any) -> Any:
         raise KilledError
 
-    def translate(lines: list[str], first: int, prefixes: list[str] | None) -> Sequence[Translation]:
-        return stop() if function == _TRANSLATE and first == last else shout(lines, first, prefixes)
+    def translate(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
+        return stop() if function == _TRANSLATE and first == last else shout(rows, first)
 
     with ExitStack() as patched, suppress(KilledError):
         if function != _TRANSLATE:
@@ -230,7 +230,7 @@ def kill(job: CorpusJob, function: str, generator: random.Random) -> None:
         translate_corpus(job, translate, as_text)
 
 
-def end_of(job: CorpusJob, translate: Callable[[list[str], int], Sequence[Translation]]) -> str | None:
+def end_of(job: CorpusJob, translate: corpus.Translate) -> str | None:
     """Translate to the end; return the error, or None."""
     try:
         translate_corpus(job, translate, as_text)

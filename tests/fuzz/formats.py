@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from backports import zstd
 
-from dist_transformer.averaging.choice import best_weights
+from dist_transformer.averaging.choice import choose_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
@@ -32,7 +32,7 @@ from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import scan_records
 from dist_transformer.run.ledger import read_ledger, truncate_jsonl
 from dist_transformer.run.verify import verify_run
-from tests.fuzz.small_model import make_model
+from tests.averaging.conftest import random_weights, save_model
 from tests.importing.marian_npz import write_model
 from tests.run.sound_run import NEWEST, PART, make_run
 
@@ -46,8 +46,7 @@ class Lab:
         torch.set_num_threads(1)
         folder.mkdir()
         self.folder = folder
-        self.sound: dict[str, bytes] = {}
-        make_model(folder / "model")
+        save_model(folder / "model", random_weights(3), (3,))
         source, target = folder / "text.en", folder / "text.de"
         for side, file in enumerate((source, target)):
             file.write_text("".join(f"{'ab'[side]} sentence {number}\n" for number in range(60)))
@@ -79,11 +78,6 @@ class Format:
     """Whether a hash is recorded elsewhere, so that no damage is read."""
     is_ours: bool = False
     """Whether only our own programs write it, so that any error is one line of the command line."""
-
-    def sound(self, lab: Lab) -> bytes:
-        if self.file not in lab.sound:
-            lab.sound[self.file] = (lab.folder / self.file).read_bytes()
-        return lab.sound[self.file]
 
 
 def read_run(lab: Lab) -> None:
@@ -125,7 +119,7 @@ def read_ledger_file(lab: Lab) -> None:
 def read_metrics(lab: Lab) -> None:
     load_run(lab.folder / "run")
     truncate_jsonl(Path(shutil.copy(lab.folder / "run/metrics.jsonl", lab.folder / "copy.jsonl")), 3)
-    best_weights(lab.folder / "run", 1, "nll")
+    choose_weights(lab.folder / "run", best=1, by="nll")
 
 
 def read_marian(lab: Lab) -> None:
@@ -136,12 +130,10 @@ def read_marian(lab: Lab) -> None:
 
 
 def read_packed(suffix: str) -> Callable[[Lab], object]:
-    def read(lab: Lab) -> None:
-        file = lab.folder / f"lines{suffix}"
-        exhaust(line_files([file], [lab.folder / "text.de"])[0])
-        read_aligned(file)
-
-    return read
+    return lambda lab: [
+        exhaust(line_files([lab.folder / f"lines{suffix}"], [lab.folder / "text.de"])[0]),
+        read_aligned(lab.folder / f"lines{suffix}"),
+    ]
 
 
 def exhaust(source: PairSource) -> None:
@@ -156,46 +148,31 @@ def read_model(lab: Lab) -> None:
 _NAMED = {"source_field": "en", "target_field": "de"}
 
 
-def ours(name: str, file: str, read: Callable[[Lab], object]) -> Format:
-    return Format(name=name, file=file, read=read, is_ours=True)
-
-
-def hashed(name: str, file: str, read: Callable[[Lab], object]) -> Format:
-    return Format(name=name, file=file, read=read, is_hashed=True)
-
-
+# Name, file, reader, and what else is known of a file.
+_HASHED, _OURS = {"is_hashed": True}, {"is_ours": True}
 FORMATS = [
-    ours("config.json of a model", "model/config.json", read_model),
-    ours("config.json of a run", "run/config.json", read_run),
-    ours("index.json", "data/index.json", read_data),
-    ours("manifest.json", f"run/{NEWEST}/manifest.json", read_checkpoint),
-    ours("ledger.jsonl", "run/ledger.jsonl", read_ledger_file),
-    ours("metrics.jsonl", "run/metrics.jsonl", read_metrics),
-    hashed("state.json", f"run/{NEWEST}/state.json", read_checkpoint),
-    hashed("weights of a model", "model/model.safetensors", read_model),
-    hashed("part of a checkpoint", f"run/{PART}", read_checkpoint),
-    hashed("tokenizer.json", "data/tokenizer.json", read_data),
-    hashed("tokenizer.json of a model", "model/tokenizer.json", read_model),
-    hashed("Arrow shard", "data/train-00000.arrow", read_data),
-    hashed("lengths.npy", "data/lengths.npy", read_data),
-    Format(
-        name="JSONL",
-        file="text.jsonl",
-        read=lambda lab: exhaust(JsonlFile(path=lab.folder / "text.jsonl", **_NAMED)),
-    ),
-    Format(name="TSV", file="text.tsv", read=lambda lab: exhaust(TsvFile(path=lab.folder / "text.tsv"))),
-    Format(
-        name="Parquet",
-        file="table.parquet",
-        read=lambda lab: exhaust(ParquetFile(path=lab.folder / "table.parquet", **_NAMED)),
-    ),
-    *(Format(name=suffix, file=f"lines{suffix}", read=read_packed(suffix)) for suffix in _PACKERS),
-    Format(
-        name="SentencePiece",
-        file="own.model",
-        read=lambda lab: load_vocabulary(lab.folder / "own.model", is_foreign=True),
-    ),
-    Format(name="Marian's model.npz", file="marian/model.npz", read=read_marian),
-    Format(name="Marian's decoder.yml", file="marian/decoder.yml", read=read_marian),
-    Format(name="Marian's vocabulary", file="marian/joint.yml", read=read_marian),
+    Format(name=name, file=file, read=read, **known)
+    for name, file, read, known in (
+        ("config.json of a model", "model/config.json", read_model, _OURS),
+        ("config.json of a run", "run/config.json", read_run, _OURS),
+        ("index.json", "data/index.json", read_data, _OURS),
+        ("manifest.json", f"run/{NEWEST}/manifest.json", read_checkpoint, _OURS),
+        ("ledger.jsonl", "run/ledger.jsonl", read_ledger_file, _OURS),
+        ("metrics.jsonl", "run/metrics.jsonl", read_metrics, _OURS),
+        ("state.json", f"run/{NEWEST}/state.json", read_checkpoint, _HASHED),
+        ("weights of a model", "model/model.safetensors", read_model, _HASHED),
+        ("part of a checkpoint", f"run/{PART}", read_checkpoint, _HASHED),
+        ("tokenizer.json", "data/tokenizer.json", read_data, _HASHED),
+        ("tokenizer.json of a model", "model/tokenizer.json", read_model, _HASHED),
+        ("Arrow shard", "data/train-00000.arrow", read_data, _HASHED),
+        ("lengths.npy", "data/lengths.npy", read_data, _HASHED),
+        ("JSONL", "text.jsonl", lambda lab: exhaust(JsonlFile(path=lab.folder / "text.jsonl", **_NAMED)), {}),
+        ("TSV", "text.tsv", lambda lab: exhaust(TsvFile(path=lab.folder / "text.tsv")), {}),
+        ("Parquet", "table.parquet", lambda lab: exhaust(ParquetFile(path=lab.folder / "table.parquet", **_NAMED)), {}),
+        *((suffix, f"lines{suffix}", read_packed(suffix), {}) for suffix in _PACKERS),
+        ("SentencePiece", "own.model", lambda lab: load_vocabulary(lab.folder / "own.model", is_foreign=True), {}),
+        ("Marian's model.npz", "marian/model.npz", read_marian, {}),
+        ("Marian's decoder.yml", "marian/decoder.yml", read_marian, {}),
+        ("Marian's vocabulary", "marian/joint.yml", read_marian, {}),
+    )
 ]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference.attention_maps import attention_maps, readable_pieces
 from dist_transformer.model.transformer import Transformer
 from tests.inference.test_scoring import InFloat64
+from tests.support.tiny import tiny_config
 
 SOURCE, TARGET = [7, 4, 19, 4, 11], [9, 12, 5]
 
@@ -22,17 +22,8 @@ def cross_attention_maps(model: Transformer, source: list[int], target: list[int
 
 def make_model(**settings: object) -> Transformer:
     torch.manual_seed(5)
-    config = ModelConfig(
-        width=16,
-        heads=2,
-        ffn_width=24,
-        encoder_layers=2,
-        decoder_layers=3,
-        vocab_size=20,
-        max_positions=12,
-        **settings,
-    )  # type: ignore[arg-type]
-    model = Transformer(config).eval()
+    sizes = {"ffn_width": 24, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 20, "max_positions": 12}
+    model = Transformer(tiny_config(**sizes, **settings)).eval()
     with torch.no_grad():
         # Weights far from uniform, and no bias or norm at the value that hides a mistake.
         for name, parameter in model.named_parameters():

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import batches as module
 from dist_transformer.inference.batches import Batch, best_extensions, largest, make_batches
 from dist_transformer.model import cpu_kernels
 from dist_transformer.model.transformer import Transformer
+from tests.support.tiny import tiny_config
 
 EOS = 3
 
@@ -132,9 +132,7 @@ def test_extensions_against_the_whole_softmax(elements: int, compiles: bool, mon
     monkeypatch.setattr(module, "_ELEMENTS", {"cpu": elements, "compiled": elements})
     monkeypatch.setattr(module, "_compiles", lambda _: compiles)
     torch.manual_seed(1)
-    model = Transformer(
-        ModelConfig(width=16, heads=2, ffn_width=32, encoder_layers=1, decoder_layers=1, vocab_size=23)
-    ).eval()
+    model = Transformer(tiny_config(vocab_size=23)).eval()
     hidden_BD = torch.randn(9, model.config.width)
     alive_logp_Nk = -torch.rand(3, 3)
     never = torch.tensor([0, 1, 2])

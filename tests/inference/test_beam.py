@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.inference import beam
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import Decoding
@@ -17,6 +16,7 @@ from dist_transformer.model.decoding import DecoderState
 from dist_transformer.model.packed import PackedTokens, pack_side
 from dist_transformer.model.transformer import Transformer
 from tests.fake_cuda import fake_cuda
+from tests.support.tiny import tiny_config
 
 PAD, UNK, BOS, EOS = range(4)
 
@@ -24,9 +24,8 @@ PAD, UNK, BOS, EOS = range(4)
 def make_model(seed: int = 3, *, sharpness: float = 3.0, vocab_size: int = 23, **settings: object) -> Transformer:
     """Random, with an output projection large enough that hypotheses differ and some end early."""
     torch.manual_seed(seed)
-    shape = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 2, "decoder_layers": 2, "max_positions": 64}
-    config = ModelConfig(**{**shape, "tie_embeddings": "none", "vocab_size": vocab_size, **settings})  # type: ignore[arg-type]
-    model = Transformer(config).eval()
+    shape = {"encoder_layers": 2, "decoder_layers": 2, "max_positions": 64, "tie_embeddings": "none"}
+    model = Transformer(tiny_config(**{**shape, "vocab_size": vocab_size, **settings})).eval()
     with torch.no_grad():
         model.output_projection.mul_(sharpness)
         # A steady preference for the end: without it a random model rarely stops before the limit.

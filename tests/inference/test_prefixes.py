@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.sentence_piece import learn_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer
@@ -20,7 +19,7 @@ from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling import sample
 from dist_transformer.inference.translator import Split, Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
-from tests.inference.test_beam import assert_same, make_sources, plain_search, same_memory, steps_on_a_gpu
+from tests.inference.test_beam import assert_same, make_model, make_sources, plain_search, same_memory, steps_on_a_gpu
 from tests.inference.test_sampling import next_logp
 
 Lines = tuple[list[str], list[str]]
@@ -39,13 +38,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
 
 
 def random_model_of(tokenizer: Tokenizer) -> Transformer:
-    torch.manual_seed(4)
-    shape = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 64}
-    model = Transformer(ModelConfig(**shape, tie_embeddings="none", vocab_size=tokenizer.vocab_size)).eval()
-    with torch.no_grad():
-        model.output_projection.mul_(3)
-        model.output_projection[EOS_ID] *= 1.5
-    return model
+    return make_model(4, vocab_size=tokenizer.vocab_size, encoder_layers=1, decoder_layers=1)
 
 
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:

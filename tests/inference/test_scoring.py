@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.pairs import LineFiles
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from dist_transformer.inference import scoring as module
 from dist_transformer.inference.scoring import PairScore, score_files, score_ids, score_pairs
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime import distributed
+from tests.support.tiny import tiny_config
 
 Lines = tuple[list[str], list[str]]
 CPU = torch.device("cpu")
@@ -25,8 +25,8 @@ CPU = torch.device("cpu")
 def model(toy_tokenizer: Tokenizer) -> Transformer:
     """Post-norm, tied, two layers; no parameter is zero or one, as untrained biases and norms are."""
     torch.manual_seed(5)
-    size = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 2, "decoder_layers": 2, "max_positions": 160}
-    model = Transformer(ModelConfig(**size, vocab_size=toy_tokenizer.vocab_size))
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "max_positions": 160, "vocab_size": toy_tokenizer.vocab_size}
+    model = Transformer(tiny_config(**sizes))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-from dist_transformer.inference.splitting import LEAST_LIMIT, join_texts, split_text
+from dist_transformer.inference.splitting import join_texts, split_text
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_without_white_space_it_is_cut_between_characters(tokenizer: Tokenizer) 
     assert split_text("x" * 11, tokenizer, 4) == ["xxxx", "xxxx", "xxx"]
     # Three bytes each.
     assert split_text("猫狗鸟", tokenizer, 7) == ["猫狗", "鸟"]
-    assert split_text("🐈🐕", tokenizer, LEAST_LIMIT) == ["🐈", "🐕"]
+    assert split_text("🐈🐕", tokenizer, 4) == ["🐈", "🐕"]
     # A letter keeps its mark (two bytes), even where there is room for the letter.
     assert split_text("abcx\u0323d", tokenizer, 4) == ["abc", "x\u0323d"]
 
@@ -76,7 +76,7 @@ def test_without_white_space_it_is_cut_between_characters(tokenizer: Tokenizer) 
 @settings(max_examples=300)
 @given(
     text=st.text(max_size=100) | st.text(alphabet="ab the.!。猫🐈\u0323\u200d \n½ﷺ", max_size=200),
-    limit=st.integers(LEAST_LIMIT, 40),
+    limit=st.integers(4, 40),
 )
 def test_parts_fit_and_hold_all_of_the_text(tokenizer: Tokenizer, text: str, limit: int) -> None:
     parts = split_text(text, tokenizer, limit)

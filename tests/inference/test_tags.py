@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.evaluation.samples import make_samples
@@ -13,6 +12,7 @@ from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
+from tests.support.tiny import tiny_config
 
 CPU = torch.device("cpu")
 TAGS = ("<bt>", "<2de>", "<2en>")
@@ -27,8 +27,8 @@ def tokenizer(toy_lines: tuple[list[str], list[str]]) -> Tokenizer:
 def model(tokenizer: Tokenizer) -> Transformer:
     """Untrained; 160 positions."""
     torch.manual_seed(3)
-    small = {"width": 16, "heads": 2, "ffn_width": 32, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 160}
-    return Transformer(ModelConfig(**small, tie_embeddings="none", vocab_size=tokenizer.vocab_size)).eval()  # type: ignore[arg-type]
+    config = tiny_config(max_positions=160, tie_embeddings="none", vocab_size=tokenizer.vocab_size)
+    return Transformer(config).eval()
 
 
 def read_by_the_model(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:

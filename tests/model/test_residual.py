@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model import cpu_kernels
-from dist_transformer.model.residual import Residual
+from dist_transformer.model.layers import Residual
 from tests.model.test_dropout import halves_of, words_of_next_seed
 
 WAYS = pytest.mark.parametrize("compiled", [True, False])

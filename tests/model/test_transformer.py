@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward
+from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import IGNORED
 from dist_transformer.model.positions import sinusoidal_positions
-from dist_transformer.model.residual import Residual
 from dist_transformer.model.transformer import Transformer, training_flops
 from tests.model.small_batches import (
     BATCH,
@@ -32,6 +31,7 @@ from tests.model.small_batches import (
     make_model,
     make_pairs,
 )
+from tests.support.tiny import tiny_config
 
 
 @pytest.mark.parametrize(("preset", "parameters"), [("base", 63_082_496), ("big", 214_245_376)])
@@ -56,9 +56,7 @@ def test_size_of_the_papers_models(preset: str, parameters: int) -> None:
     ],
 )
 def test_size_by_hand(options: dict[str, object], more: int) -> None:
-    small = ModelConfig(
-        width=8, heads=2, ffn_width=12, encoder_layers=1, decoder_layers=1, vocab_size=10, max_positions=20
-    )
+    small = tiny_config(width=8, ffn_width=12, vocab_size=10, max_positions=20)
     attention, ffn, norm = 4 * 8 * 8 + 4 * 8, 2 * 8 * 12 + 12 + 8, 2 * 8
     assert (attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm) == (532, 836)
     assert count_parameters(replace(small, **options)) == 10 * 8 + 532 + 836 + more  # type: ignore[arg-type]
@@ -77,16 +75,6 @@ def test_flops_by_hand() -> None:
     assert training_flops(wide, source_tokens=1, target_tokens=1) == 6 * (12 * 96 + 2 * 192 + 80)
 
 
-def test_flops_are_six_a_matrix_element() -> None:
-    """One source and one target token pass every matrix once."""
-    config = replace(SMALL, head_width=5, tie_embeddings="none")
-    with torch.device("meta"):
-        model = Transformer(config)
-    embeddings = {"embedding", "target_embedding"}
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and name not in embeddings)
-    assert training_flops(config, source_tokens=1, target_tokens=1) == 6 * matrices
-
-
 def fresh_loss(config: ModelConfig) -> float:
     """Nats a token of random targets above those of a uniform guess."""
     torch.manual_seed(0)
@@ -101,16 +89,7 @@ def fresh_loss(config: ModelConfig) -> float:
 @pytest.mark.parametrize(("embedding_init", "bound"), [("normal", 0.6), ("xavier", 0.1)])
 def test_fresh_model_guesses(norm: str, embedding_init: str, bound: float) -> None:
     """Logits of the normal start have variance 1, which costs 1/2; those of the smaller Xavier start nearly nothing."""
-    config = ModelConfig(
-        width=128,
-        encoder_layers=2,
-        decoder_layers=2,
-        heads=4,
-        ffn_width=256,
-        vocab_size=8000,
-        norm=norm,
-        embedding_init=embedding_init,
-    )
+    config = replace(PRESETS["tiny"].model, vocab_size=8000, norm=norm, embedding_init=embedding_init)
     assert abs(fresh_loss(config)) < bound
 
 
@@ -338,14 +317,6 @@ def test_a_source_word_changes_every_state_of_its_sentence_and_no_other() -> Non
     after = hidden_states(model, replace(BATCH, source=source))
     changed = ((after - before).abs().amax(1) > 1e-6) & (BATCH.labels_T != IGNORED)
     assert changed.nonzero().flatten().tolist() == list(range(11, 21))
-
-
-def test_pack_without_sentences_gives_zero() -> None:
-    model = make_model(norm="pre", dropout=0.1)
-    sums = model(make_batch([], tail=40), 0.1)
-    assert [value.item() for value in sums] == [0.0, 0.0, 0]
-    for name, gradient in gradients(model, sums.loss).items():
-        assert (gradient == 0).all(), name
 
 
 @pytest.mark.system

@@ -38,7 +38,8 @@ LAUNCHES = {
     "runtime": ("tests/distributed/test_runs.py",),
     "data/loading": ("tests/distributed/test_data.py",),
     "inference": ("tests/cli/test_translate.py", "tests/cli/test_translate_files.py"),
-    "planning": ("tests/cli/test_plan.py", "tests/distributed/test_memory.py"),
+    "cost": ("tests/cli/test_plan.py", "tests/distributed/test_memory.py"),
+    "preflight": ("tests/cli/test_plan.py",),
 }
 
 
@@ -117,7 +118,8 @@ def choose(out: Path, seed: int, rooms: list[str]) -> None:
 def mirrored(checkout: Path, file: str) -> list[tuple[str, list[str]]]:
     """Give the tests of a module, as marks and places: those with its name, its folder's quick ones, launches."""
     inside = Path(file).relative_to("dist_transformer")
-    folder = Path("tests") / inside.parent
+    # A template is tested with the modules that fill it.
+    folder = Path("tests") / str(inside.parent).removesuffix("/templates")
     own = [folder / f"test_{inside.stem}.py", folder / f"test_{inside.stem}_*.py"]
     named = [str(path.relative_to(checkout)) for pattern in own for path in sorted(checkout.glob(str(pattern)))]
     quick = [str(folder)] if inside.parent != Path() and (checkout / folder).exists() else []

@@ -6,7 +6,7 @@ compares peak memory with the plan, records beam search as a graph, and trains, 
 one GPU and on two. Counts go to results/speed/null-gpu.json, with the lines that name CUDA and did not run. It exits
 with status 1 when a bound is exceeded.
 
-The environment (5 GB) is made in .nullgpu/ at first use. --before CLONE counts the same steps of another clone.
+The environment (5 GB) is made in .nullgpu/ at first use.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,6 @@ class Checks:
         name: str,
         *words: object,
         devices: int = 1,
-        source: Path = ROOT,
         covered: bool = True,
         status: int = 0,
         seconds: float = 900,
@@ -72,7 +71,6 @@ class Checks:
 
         Args:
             words: a script and its arguments, or -m and a module.
-            source: the clone whose package it imports.
             covered: note which lines it runs.
         """
         started = time.monotonic()
@@ -84,7 +82,7 @@ class Checks:
             command = [self.home.python, *launcher, *command]
         done = subprocess.run(
             list(map(str, command)),
-            env={**self.home.environment(devices=devices), "PYTHONPATH": str(self._path(source))},
+            env=self.home.environment(devices=devices),
             cwd=self.scratch,
             check=False,
             capture_output=True,
@@ -97,36 +95,28 @@ class Checks:
             raise UserError(f"{name} exits {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
         return done.stdout
 
-    def _path(self, source: Path) -> Path:
-        """A folder with the package of that clone and the tests of this one."""
-        if source == ROOT:
-            return ROOT
-        folder = self.scratch / "before"
-        if not folder.exists():
-            folder.mkdir()
-            (folder / "dist_transformer").symlink_to(source.absolute() / "dist_transformer")
-            (folder / "tests").symlink_to(ROOT / "tests")
-        return folder
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, default=ROOT / ".nullgpu", help="of the environment (default: .nullgpu)")
-    parser.add_argument("--before", type=Path, metavar="CLONE", help="count the steps of this clone, and nothing else")
     arguments = parser.parse_args()
     home = Home(arguments.home.absolute())
     home.prepare()
-    kept = read_json(_RESULT)["figures"].get("before", {}) if _RESULT.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         checks = Checks(home, Path(scratch))
-        if arguments.before is not None:
-            before = {**count_steps(checks, arguments.before), "softmax": count_softmax(checks, arguments.before)}
-            _write({**(read_json(_RESULT)["figures"] if _RESULT.exists() else {"seconds": {}}), "before": before})
-            return
         for check in _CHECKS:
             check(checks)
         checks.figures["lines_not_run"] = list(lines_not_run(checks))
-    _write({**checks.figures, "seconds": checks.seconds, "before": kept})
+    result = result_of(
+        None,
+        what="`make null-gpu`: the host's side of the GPU path on a stub of CUDA; counts, no timings",
+        command="make null-gpu",
+        seeds=[0],
+        wall_seconds=round(sum(checks.seconds.values()), 1),
+        figures={**checks.figures, "seconds": checks.seconds},
+        rows=[],
+    )
+    write_result(_RESULT, result)
     if checks.problems:
         raise UserError(f"on the null GPU: {'; '.join(checks.problems)}")
 
@@ -135,40 +125,19 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _write(figures: dict[str, Any]) -> None:
-    result = result_of(
-        None,
-        what="`make null-gpu`: the host's side of the GPU path on a stub of CUDA; counts, no timings",
-        command="make null-gpu",
-        seeds=[0],
-        wall_seconds=round(sum(figures["seconds"].values()), 1),
-        figures=figures,
-        rows=[],
-    )
-    if figures["before"]:
-        result["commands"].append("python -m tests.nullgpu --before CLONE")
-    write_result(_RESULT, result)
-
-
 def check_kernels(checks: Checks) -> None:
     found = checks.figures["kernel_errors"] = json.loads(checks.run("kernels, interpreted", _HERE / "interpret.py"))
     for name, error in found.items():
         checks.require(error <= _KERNEL_ERROR, f"{name}: off by {error:.1e}")
 
 
-def count_steps(checks: Checks, source: Path) -> dict[str, Any]:
-    found = {}
+def check_steps(checks: Checks) -> None:
+    found = checks.figures["steps"] = {}
     for name, way in _STEPS.items():
         request = json.dumps({"preset": "big", "packs": 64, **way})
         # Lines that a compiler follows are slow to note, and are the same.
-        output = checks.run(f"step {name}", _HERE / "step.py", request, source=source, covered=not way["compile"])
-        found[name] = json.loads(output.splitlines()[-1])
-    return found
-
-
-def check_steps(checks: Checks) -> None:
-    found = checks.figures["steps"] = count_steps(checks, ROOT)
-    for name, step in found.items():
+        output = checks.run(f"step {name}", _HERE / "step.py", request, covered=not way["compile"])
+        step = found[name] = json.loads(output.splitlines()[-1])
         checks.require(step["breaks"] == 0, f"step {name}: {step['breaks']} graph breaks")
         checks.require(step["graphs_later"] == 0, f"step {name}: {step['graphs_later']} graphs compiled again")
         step["planned_bytes"] = _planned(step)
@@ -191,12 +160,9 @@ def _planned(step: dict[str, Any]) -> int:
     return predict_memory(config, zero, world_size=1, source_budget=big.batch.max_target_tokens).peak
 
 
-def count_softmax(checks: Checks, source: Path) -> dict[str, Any]:
-    return json.loads(checks.run("softmax", _HERE / "softmax.py", source=source, covered=False).splitlines()[-1])
-
-
 def check_softmax(checks: Checks) -> None:
-    found = checks.figures["softmax"] = count_softmax(checks, ROOT)
+    output = checks.run("softmax", _HERE / "softmax.py", covered=False)
+    found = checks.figures["softmax"] = json.loads(output.splitlines()[-1])
     moved = found["bytes_a_logit"]
     checks.require(moved <= _MOST_BYTES_A_LOGIT, f"the softmax moves {moved:.1f} bytes a logit")
 
@@ -279,12 +245,10 @@ _CHECKS = (
 
 def lines_not_run(checks: Checks) -> Iterator[str]:
     """Yield the lines of the package that name CUDA and that no program ran: `file:line: text`."""
-    tool: Callable[..., Any] = subprocess.run
-    base = [str(checks.home.python), "-m", "coverage"]
+    coverage, report = [checks.home.python, "-m", "coverage"], checks.scratch / "coverage.json"
     file = f"--data-file={checks.scratch}/.coverage"
-    tool([*base, "combine", "--quiet", file], cwd=checks.scratch, check=True)
-    report = checks.scratch / "coverage.json"
-    tool([*base, "json", "--quiet", file, "-o", str(report)], cwd=checks.scratch, check=True)
+    for words in (["combine", "--quiet", file], ["json", "--quiet", file, "-o", report]):
+        subprocess.run([*coverage, *words], cwd=checks.scratch, check=True)
     for name, found in sorted(read_json(report)["files"].items()):
         path = Path(name) if Path(name).is_absolute() else checks.scratch / name
         lines = path.read_text(encoding="utf-8").splitlines()

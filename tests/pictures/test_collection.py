@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lxml.html
 import pytest
@@ -33,13 +34,11 @@ def learned_folder(toy_tokenizer: Tokenizer, random_model: Transformer, model_in
     """A model folder with learned positions."""
     torch.manual_seed(4)
     config = dataclasses.replace(random_model.config, positions="learned")
-    file = tmp_path / "tokenizer.json"
-    toy_tokenizer.save(file)
     write_model_folder(
         tmp_path / "learned",
         info=dataclasses.replace(model_info, model=config),
         weights=dict(Transformer(config).state_dict()),
-        tokenizer_json=file.read_bytes(),
+        tokenizer_json=toy_tokenizer.content,
     )
     return tmp_path / "learned"
 
@@ -56,14 +55,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, f"{function}_picture", stand_in(name))
 
 
-def names(settings: PictureSettings) -> list[str]:
-    return [picture.name for picture in make_pictures(settings)[0]]
+def made(**settings: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the pictures, and the notes."""
+    pictures, notes = make_pictures(PictureSettings(out=Path("out"), **settings))
+    return [picture.name for picture in pictures], notes
 
 
 @pytest.mark.usefixtures("quick")
 def test_without_a_model_the_page_says_what_it_lacks() -> None:
-    pictures, (attention, positions) = make_pictures(PictureSettings())
-    assert [picture.name for picture in pictures] == OF_NO_MODEL
+    names, (attention, positions) = made()
+    assert names == OF_NO_MODEL
     assert "Pass --model MODEL and --src-text" in attention
     assert "--model.positions learned" in positions
     assert "--learned-model MODEL" in positions
@@ -71,8 +72,8 @@ def test_without_a_model_the_page_says_what_it_lacks() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_model_and_a_pair_give_attention(model_folder: Path) -> None:
-    pictures, notes = make_pictures(PictureSettings(model=model_folder, source=SENTENCE, target="der Hund"))
-    assert [picture.name for picture in pictures] == ["masks", *OF_A_SENTENCE, *OF_NO_MODEL[1:]]
+    names, notes = made(model=model_folder, source=SENTENCE, target="der Hund")
+    assert names == ["masks", *OF_A_SENTENCE, *OF_NO_MODEL[1:]]
     assert notes[:2] == [f"Sentence of the attention pictures: {SENTENCE}", "Its target, given: der Hund"]
     assert len(notes) == 3
 
@@ -80,19 +81,19 @@ def test_a_model_and_a_pair_give_attention(model_folder: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_without_a_target_the_model_translates(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.TrainedModel, "translate", lambda model, text: f"translated {text}")
-    _, notes = make_pictures(PictureSettings(model=model_folder, source=SENTENCE))
+    _, notes = made(model=model_folder, source=SENTENCE)
     assert notes[1] == f"Its target, the model's translation by beam search: translated {SENTENCE}"
 
 
 @pytest.mark.usefixtures("quick")
 def test_learned_positions_come_from_either_model(model_folder: Path, learned_folder: Path) -> None:
     with_learned = [*OF_NO_MODEL[:4], "learned-positions", *OF_NO_MODEL[4:]]
-    assert names(PictureSettings(learned_model=learned_folder)) == with_learned
-    settings = PictureSettings(model=learned_folder, source=SENTENCE, target="der")
-    assert names(settings) == ["masks", *OF_A_SENTENCE, *with_learned[1:]]
-    assert len(make_pictures(settings)[1]) == 2
+    assert made(learned_model=learned_folder)[0] == with_learned
+    names, notes = made(model=learned_folder, source=SENTENCE, target="der")
+    assert names == ["masks", *OF_A_SENTENCE, *with_learned[1:]]
+    assert len(notes) == 2
     with pytest.raises(UserError, match="has sinusoidal positions: use a model that was trained with"):
-        make_pictures(PictureSettings(learned_model=model_folder))
+        made(learned_model=model_folder)
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:

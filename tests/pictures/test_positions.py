@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 
 from dist_transformer.model.positions import sinusoidal_positions
 from dist_transformer.pictures.positions import (
@@ -26,12 +25,6 @@ def test_a_rotation_has_a_block_per_pair() -> None:
         [0, 0, -math.sin(0.02), math.cos(0.02)],
     ]
     np.testing.assert_allclose(rotation(2, 4), expected)
-
-
-def test_a_rotation_takes_a_position_to_a_later_one() -> None:
-    pe_3 = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]
-    pe_5 = [math.sin(5), math.cos(5), math.sin(0.05), math.cos(0.05)]
-    np.testing.assert_allclose(rotation(2, 4) @ pe_3, pe_5)
 
 
 def test_the_error_is_that_of_rounding_for_sinusoids_and_large_for_other_tables() -> None:
@@ -60,12 +53,6 @@ def test_similarity_is_the_cosine() -> None:
     found = similarity(table_PD)
     np.testing.assert_allclose(found, [[1, 0, -1], [0, 1, 0], [-1, 0, 1]])
     np.testing.assert_allclose(mean_by_offset(found), [1, 0, -1])
-
-
-def test_sinusoids_depend_on_the_distance_alone() -> None:
-    """PE(a) · PE(b) is the sum of cos((a - b) w); each pair of dimensions has the length 1."""
-    found = similarity(sinusoidal_positions(20, 4).numpy())
-    assert found[3, 8] == pytest.approx((math.cos(5) + math.cos(0.05)) / 2, abs=1e-6)
 
 
 def test_learned_vectors_are_next_to_sinusoids_of_their_width() -> None:

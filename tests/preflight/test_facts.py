@@ -1,12 +1,12 @@
 import os
+import resource
 import socket
 from pathlib import Path
 
 import pytest
-import torch
 
 from dist_transformer.preflight import facts
-from dist_transformer.preflight.facts import RUN_FOLDER, gather, look_at, product_rate
+from dist_transformer.preflight.facts import RUN_FOLDER, Port, find_ports, gather, look_at
 from dist_transformer.runtime.world import World
 
 
@@ -14,7 +14,7 @@ def test_what_this_machine_is(tmp_path: Path) -> None:
     found = gather(World(), run_dir=tmp_path / "run", cache_dir=tmp_path)
     assert found.host == socket.gethostname()
     assert found.versions["torch"].startswith("2.")
-    assert found.versions.keys() >= {"python", "torch", "deepspeed", "dist_transformer"}
+    assert found.versions.keys() >= {"python", "torch", "deepspeed", "dist_transformer", "code"}
     assert 0 < found.available_bytes < 2**50
     assert "lo" in found.interfaces
     assert found.volumes[RUN_FOLDER].free_bytes > 0
@@ -22,11 +22,6 @@ def test_what_this_machine_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     # Alone there is no address.
     assert found.master == ""
-
-
-def test_the_rate_of_products_is_measured() -> None:
-    rate = product_rate(torch.device("cpu"), torch.float32, size=128, seconds=0.01)
-    assert 1e-4 < rate < 100
 
 
 def test_the_ranks_of_a_node_share_its_memory(tmp_path: Path) -> None:
@@ -44,9 +39,9 @@ def test_a_folder_that_is_not_there_is_judged_by_its_parent(tmp_path: Path) -> N
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert look_at(tmp_path / "file").problem == f"{tmp_path}/file is a file, not a folder"
-    # Below it nothing can be.
-    assert "is a file" in str(look_at(tmp_path / "file" / "run").problem)
+    # Below it nothing can be either.
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert look_at(path).problem == f"{tmp_path}/file cannot be written (Not a directory)"
 
 
 def test_a_folder_that_refuses_files_is_named() -> None:
@@ -65,3 +60,27 @@ def test_a_name_that_does_not_resolve_has_no_address(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("MASTER_ADDR", name)
         found = gather(world, run_dir=None, cache_dir=tmp_path)
         assert (found.master, found.master_addresses) == (name, expected)
+
+
+def test_ports_as_the_kernel_shows_them(tmp_path: Path) -> None:
+    assert find_ports(tmp_path / "none") == ()
+    for device, state in (("mlx5_1", "1: DOWN"), ("mlx5_0", "4: ACTIVE")):
+        folder = tmp_path / device / "ports" / "1"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (tmp_path / "mlx5_2" / "ports" / "1").mkdir(parents=True)
+    assert find_ports(tmp_path) == (
+        Port(name="mlx5_0:1", is_active=True, rate="400 Gb/sec (4X NDR)"),
+        Port(name="mlx5_1:1", is_active=False, rate="400 Gb/sec (4X NDR)"),
+    )
+
+
+def test_the_environment_of_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in (("NCCL_IB_HCA", "=mlx5_0:1"), ("GLOO_SOCKET_IFNAME", "ib0"), ("NOT_NCCL_", "x")):
+        monkeypatch.setenv(name, value)
+    for limit, expected in ((65536, 65536), (resource.RLIM_INFINITY, None)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        found = gather(World(), run_dir=None, cache_dir=tmp_path)
+        assert found.locked_bytes == expected
+    assert found.nccl_settings == ("GLOO_SOCKET_IFNAME=ib0", "NCCL_IB_HCA==mlx5_0:1")

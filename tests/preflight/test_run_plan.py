@@ -1,4 +1,7 @@
+"""A plan, and a run folder next to its plan; one that a real run wrote is read in tests/distributed/test_runs.py."""
+
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -6,12 +9,13 @@ from typing import Any
 import pytest
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.config.plain import to_plain
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
 from dist_transformer.cost.hardware import Cluster
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.preflight.run_plan import RunPlan, plan_run, what_would_fit
+from dist_transformer.preflight.run_plan import RunPlan, compare_run, plan_run, what_would_fit
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT
 
@@ -87,16 +91,12 @@ def test_muon_has_one_moment_of_the_matrices() -> None:
         plan(muon, ROOT / "ds_configs/zero3_offload.json", gpus=8)
 
 
-def test_a_cpu_gets_no_speed() -> None:
-    found = plan(preset("base"), gpu="cpu", gpus=2)
+@pytest.mark.parametrize("machine", [{"gpu": "cpu", "gpus": 2}, {"ds_config": ROOT / "ds_configs/zero3_offload.json"}])
+def test_a_cpu_and_offload_get_no_speed(machine: dict[str, Any]) -> None:
+    found = plan(preset("base"), **machine)
     assert (found.step_time, found.target_tokens_per_second, found.hours, found.jobs) == (None, None, None, None)
-    assert all(stage.fits is None for stage in found.stages)
-
-
-def test_offload_gets_no_speed() -> None:
-    found = plan(preset("base"), ROOT / "ds_configs/zero3_offload.json")
-    assert found.chosen.zero.offload_optimizer
-    assert found.step_time is None
+    assert found.best is None
+    assert all(stage.fits is None for stage in found.stages) == ("gpu" in machine)
 
 
 def test_the_best_number_of_nodes_is_among_those_that_share_a_step() -> None:
@@ -107,8 +107,6 @@ def test_the_best_number_of_nodes_is_among_those_that_share_a_step() -> None:
     step = plan(preset("big"), nodes=2, gpus=8).step_time
     assert step is not None
     assert found.seconds[2] == step.total
-    assert plan(preset("base"), gpu="cpu").best is None
-    assert plan(preset("base"), ROOT / "ds_configs/zero3_offload.json").best is None
 
 
 def test_every_stage_is_there_once() -> None:
@@ -125,54 +123,52 @@ def test_more_processes_than_packs_are_refused_with_the_remedy() -> None:
         plan(preset("big"), nodes=16, gpus=8)
 
 
-def test_wrong_numbers_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="nodes is 0: it must be above 0"):
-        Cluster(nodes=0)
+def test_a_percentage_is_no_share() -> None:
     with pytest.raises(UserError, match=r"mfu is 40.0: it must be a share of the peak, above 0 and at most 1"):
         Cluster(mfu=40.0)
 
 
-def test_another_stage_is_named_first() -> None:
-    """A model whose states fill a GPU alone, and not shared by eight."""
-    config = preset("big")
-    config = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, width=2048, ffn_width=32_768, head_width=64)
-    )
-    found = plan(config, ROOT / "ds_configs/zero0.json", gpu="rtx3090", gpus=8)
+def big_with(**model: int) -> TrainConfig:
+    return dataclasses.replace(preset("big"), model=dataclasses.replace(preset("big").model, head_width=64, **model))
+
+
+FP32, V100 = preset("big", precision="fp32"), {"gpu": "v100-16"}
+ZERO_0 = "--deepspeed-config ds_configs/zero0.json"
+
+
+@pytest.mark.parametrize(
+    ("config", "stage", "machine", "remedy"),
+    [
+        # States that fill a GPU alone, and not shared by eight: another stage.
+        (big_with(width=2048, ffn_width=32_768), 0, {"gpu": "rtx3090", "gpus": 8}, ZERO_0.replace("0.", "1.")),
+        # Then fewer packs at once.
+        (
+            with_batch(FP32, packs_per_micro_batch=64),
+            1,
+            V100,
+            "--batch.packs-per-micro-batch 16 --batch.max-target-tokens 392 --batch.packs-per-step 64",
+        ),
+        # Then smaller packs, and as many tokens per step.
+        (
+            with_batch(FP32, max_target_tokens=32_768, packs_per_step=2),
+            1,
+            V100,
+            f"--batch.packs-per-micro-batch 1 --batch.max-target-tokens 8192 --batch.packs-per-step 8 {ZERO_0}",
+        ),
+        (big_with(vocab_size=10_000_000, width=4096), 1, {"gpu": "rtx3090"}, None),
+    ],
+)
+def test_the_smallest_change_that_fits_is_named(
+    config: TrainConfig, stage: int, machine: dict[str, Any], remedy: str | None
+) -> None:
+    found = plan(config, ROOT / f"ds_configs/zero{stage}.json", **machine)
     assert found.chosen.fits is False
-    assert what_would_fit(found) == "--deepspeed-config ds_configs/zero1.json"
-
-
-def test_then_fewer_packs_at_once() -> None:
-    config = with_batch(preset("big", precision="fp32"), packs_per_micro_batch=64)
-    found = plan(config, gpu="v100-16")
-    assert found.chosen.fits is False
-    assert what_would_fit(found) == (
-        "--batch.packs-per-micro-batch 16 --batch.max-target-tokens 392 --batch.packs-per-step 64"
-    )
-    assert plan(with_batch(config, packs_per_micro_batch=16), gpu="v100-16").chosen.fits
-
-
-def test_then_smaller_packs_and_as_many_tokens_a_step() -> None:
-    config = with_batch(preset("big", precision="fp32"), max_target_tokens=32_768, packs_per_step=2)
-    found = plan(config, gpu="v100-16")
-    flags = what_would_fit(found)
-    assert flags == (
-        "--batch.packs-per-micro-batch 1 --batch.max-target-tokens 8192 --batch.packs-per-step 8 "
-        "--deepspeed-config ds_configs/zero0.json"
-    )
-    smaller = with_batch(config, max_target_tokens=8192, packs_per_step=8)
-    assert plan(smaller, ROOT / "ds_configs/zero0.json", gpu="v100-16").chosen.fits
-
-
-def test_when_nothing_helps_nothing_is_named() -> None:
-    config = preset("big")
-    config = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, vocab_size=10_000_000, width=4096, head_width=64)
-    )
-    found = plan(config, gpu="rtx3090")
-    assert found.chosen.fits is False
-    assert what_would_fit(found) is None
+    assert what_would_fit(found) == remedy
+    if remedy:
+        flags = dict(zip(remedy.split()[::2], remedy.split()[1::2], strict=True))
+        file = ROOT / flags.pop("--deepspeed-config", f"ds_configs/zero{stage}.json")
+        batch = {name.removeprefix("--batch.").replace("-", "_"): int(value) for name, value in flags.items()}
+        assert plan(with_batch(config, **batch), file, **machine).chosen.fits
 
 
 def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> None:
@@ -188,3 +184,99 @@ def test_the_data_decides_vocabulary_budget_and_epochs(toy_data: DataFolder) -> 
     source = round(found.work.fill * 2 * found.work.source_budget * 1000)
     target = round(found.work.fill * 2 * 1024 * 1000)
     assert found.training_flops == training_flops(model, source_tokens=source, target_tokens=target)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Big on two nodes of eight H100, 100 steps of 0.5 s, as its three files tell."""
+    config = PRESETS["big"].changed(data=("gone",))
+    batch = dataclasses.replace(config.batch, packs_per_step=16)
+    config = dataclasses.replace(config, batch=batch, model=dataclasses.replace(config.model, vocab_size=37_000))
+    settings = {**to_plain(config), "data_sha256": ["0"], "deepspeed": {"zero_optimization": {"stage": 1}}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    start = {"step": 0, "gpus": ["NVIDIA H100 80GB HBM3, 79 GiB"] * 8, "hosts": 2, "world_size": 16}
+    (tmp_path / "environment.json").write_text(json.dumps([{**start, "state_bytes": 2**30}]))
+    records = [
+        {
+            "kind": "train",
+            "step": step,
+            "train_seconds": step / 2,
+            "target_tokens_per_second": 100_000 + step,
+            "fill": 0.98,
+            "training_flops": step * 10**12,
+            "peak_memory_bytes": 4 * 2**30,
+        }
+        for step in (50, 100)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    checkpoint = tmp_path / "checkpoints" / "step-00000100"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "part-00000.safetensors").write_bytes(bytes(2**20))
+    return tmp_path
+
+
+def compared(run_dir: Path) -> tuple[RunPlan, dict[str, tuple[float | None, float | None]]]:
+    """The plan, and what is predicted and measured."""
+    plan, rows = compare_run(run_dir)
+    return plan, {row.what: (row.predicted, row.measured) for row in rows}
+
+
+def start_with(run_dir: Path, **start: Any) -> None:
+    (run_dir / "environment.json").write_text(json.dumps([{"step": 0, "hosts": 1, **start}]))
+
+
+def test_what_was_measured_is_next_to_what_is_predicted(run_dir: Path) -> None:
+    plan, rows = compared(run_dir)
+    assert plan.cluster == Cluster(nodes=2, gpus=8, gpu="h100")
+    assert (plan.work.assumed, plan.work.fill) == (True, 0.98)
+    assert {what: measured for what, (_, measured) in rows.items()} == {
+        "states between steps, per rank": 1024,
+        "peak memory, per rank": 4096,
+        "checkpoint": 1,
+        "target tokens per second": 100_100,
+        "step time": 500,
+        "training FLOPs per step": 1000,
+        # 300,000 steps of half a second.
+        "all 300,000 steps": pytest.approx(300_000 / 7200),
+    }
+    assert plan.step_time is not None
+    assert {what: predicted for what, (predicted, _) in rows.items()} == {
+        "states between steps, per rank": plan.chosen.memory.resident / 2**20,
+        "peak memory, per rank": plan.chosen.memory.peak / 2**20,
+        "checkpoint": plan.checkpoint_bytes / 2**20,
+        "target tokens per second": plan.target_tokens_per_second,
+        "step time": 1000 * plan.step_time.total,
+        "training FLOPs per step": plan.training_flops / 300_000 / 1e9,
+        "all 300,000 steps": plan.hours,
+    }
+
+
+def test_on_a_cpu_no_speed_is_predicted(run_dir: Path) -> None:
+    start_with(run_dir, gpus=[], world_size=2)
+    _, rows = compared(run_dir)
+    assert rows["target tokens per second"] == (None, 100_100)
+    assert rows["peak memory, per rank (with libraries)"] == (None, 4096)
+    # A run of an earlier version did not record it.
+    assert rows["states between steps, per rank"][1] is None
+
+
+def test_data_that_is_still_there_is_looked_at(run_dir: Path, toy_data: DataFolder) -> None:
+    settings = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config.json").write_text(json.dumps({**settings, "data": [str(toy_data.path)]}))
+    work = compared(run_dir)[0].work
+    assert not work.assumed
+    assert work.corpus_target_tokens == toy_data.index.train.target_tokens
+
+
+def test_folders_without_measurements_are_refused(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing/config.json does not exist"):
+        compared(tmp_path / "nothing")
+    start_with(run_dir, gpus=["Tesla T4, 15 GiB"], world_size=1)
+    with pytest.raises(UserError, match="was trained on 'Tesla T4, 15 GiB', which is not in the GPU table"):
+        compared(run_dir)
+    (run_dir / "environment.json").write_text("[]")
+    with pytest.raises(UserError, match="has not trained yet"):
+        compared(run_dir)
+    (run_dir / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be read"):
+        compared(run_dir)

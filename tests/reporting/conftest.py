@@ -1,5 +1,15 @@
 """A reporter in a folder of its own."""
 
-from tests.reporting.recorded import reporter
+from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["reporter"]
+import pytest
+
+from dist_transformer.reporting.reporter import Reporter
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> Iterator[Reporter]:
+    reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0)
+    yield reporter
+    reporter.close()

@@ -5,12 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dist_transformer.data.loading.packing import Budgets, EpochSummary, Totals
 from dist_transformer.evaluation.samples import Sample, SampleSheet
-from dist_transformer.reporting.reporter import Reporter
 
 VALUES = {
     "loss": 1.5,
@@ -23,13 +21,6 @@ VALUES = {
     "data_stall": 0.004,
     "skipped_steps": 0,
 }
-
-
-@pytest.fixture
-def reporter(tmp_path: Path) -> Any:
-    reporter = Reporter(tmp_path, is_main=True, max_steps=100, first_step=0)
-    yield reporter
-    reporter.close()
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

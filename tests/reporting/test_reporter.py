@@ -6,21 +6,14 @@ from pathlib import Path
 import pytest
 
 from dist_transformer.reporting.reporter import Reporter, format_seconds, perplexity
+from dist_transformer.reporting.sinks import SINKS
 from dist_transformer.run.layout import read_records
 from tests.reporting.recorded import VALUES, epoch_of, lines_of, make_sheet, scalars
 
+TIMES = {0.6: "0:01", 59.6: "1:00", 61: "1:01", 3599.6: "1:00:00", 3723: "1:02:03", 360_000: "100:00:00"}
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.6, "0:01"),
-        (59.6, "1:00"),
-        (61, "1:01"),
-        (3599.6, "1:00:00"),
-        (3723, "1:02:03"),
-        (360_000, "100:00:00"),
-    ],
-)
+
+@pytest.mark.parametrize(("seconds", "text"), TIMES.items())
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
@@ -46,23 +39,10 @@ def test_an_epoch_by_hand(reporter: Reporter, tmp_path: Path) -> None:
     """900 of 10 · 100 source tokens, 2,940 of 10 · 300 target tokens, 3,840 of 4,000 together."""
     text = reporter.epoch(35, epoch_of(0))
     assert text == "epoch 3 done: 1,234 sentences, 2,940 target tokens (packs 96% full)"
-    assert lines_of(tmp_path) == [
-        {
-            "kind": "epoch",
-            "step": 35,
-            "corpus": 0,
-            "epoch": 2,
-            "packs": 10,
-            "pairs": 1234,
-            "source_tokens": 900,
-            "target_tokens": 2940,
-            "fill": 0.96,
-            "source_fill": 0.9,
-            "target_fill": 0.98,
-            "unfit_pairs": 7,
-            "left_out_pairs": 50,
-        }
-    ]
+    counts = {"packs": 10, "pairs": 1234, "source_tokens": 900, "target_tokens": 2940}
+    fills = {"fill": 0.96, "source_fill": 0.9, "target_fill": 0.98}
+    left_out = {"unfit_pairs": 7, "left_out_pairs": 50}
+    assert lines_of(tmp_path) == [{"kind": "epoch", "step": 35, "corpus": 0, "epoch": 2, **counts, **fills, **left_out}]
     reporter.close()
     assert scalars(tmp_path)["z_more/epoch/pairs"] == [(35, 1234.0)]
     assert scalars(tmp_path)["z_more/epoch/fill"] == [(35, pytest.approx(0.96))]
@@ -103,7 +83,11 @@ def test_a_record_that_is_there_is_found(reporter: Reporter) -> None:
     assert not reporter.has_recorded("train", 12)
 
 
-def test_other_ranks_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They make no sink either."""
+    monkeypatch.setitem(SINKS._entries, "none", None)
     reporter = Reporter(tmp_path, is_main=False, max_steps=100, first_step=0)
     reporter.record("train", 1, VALUES)
     reporter.train_line(1, VALUES, seconds_left=1)

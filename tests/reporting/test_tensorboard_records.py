@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import math
+import re
 from pathlib import Path
 
 import lxml.html
@@ -10,6 +11,7 @@ import numpy as np
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -83,6 +85,24 @@ def test_the_best_ter_is_the_lowest_and_the_other_scores_are_the_highest(tmp_pat
     assert found["valid/best_ter"] == [(1, 50.0), (2, 50.0), (3, 50.0)]
     assert found["valid/best_chrf"] == found["valid/best_command"] == [(1, 50.0), (2, 70.0), (3, 70.0)]
     assert found["valid/ter"] == [(1, 50.0), (2, 70.0), (3, 60.0)]
+
+
+def test_training_and_validation_are_in_one_chart(reporter: Reporter, tmp_path: Path) -> None:
+    reporter.record("train", 100, {"loss": 4.0, "nll": 3.0})
+    reporter.record("valid", 100, {"loss": 4.5, "nll": 2.5, "bleu": 10.0})
+    reporter.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    (event,) = board.Tensors("custom_scalars__config__")
+    (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
+    tags = scalars(tmp_path)
+    charts = {
+        chart.title: {tag for pattern in chart.multiline.tag for tag in tags if re.match(pattern, tag)}
+        for chart in category.chart
+    }
+    assert charts["loss: training and validation"] == {"main/loss", "valid/loss"}
+    assert charts["nll per token, unsmoothed: training and validation"] == {"train/nll", "valid/nll"}
+    assert charts["BLEU: validation, and the best so far"] == {"main/bleu", "valid/best_bleu"}
 
 
 def test_settings_that_results_depend_on_are_shown(reporter: Reporter, tmp_path: Path) -> None:

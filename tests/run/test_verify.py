@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import pickle
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from safetensors.torch import load_file, save_file
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.locks import exclusive
 from dist_transformer.config.plain import read_json, to_plain
-from dist_transformer.run.checkpoint.tensors import parameter_shapes
+from dist_transformer.model.transformer import parameter_shapes
 from dist_transformer.run.folder import settings_of
 from dist_transformer.run.verify import verify_run
 from tests.run.small_run import MODEL, SmallRun
 from tests.run.sound_run import NEWEST, PART, WEIGHTS, edit_json, failures, seal
 from tests.support.damage import flip
+
+Damage = Callable[[Path], object]
 
 
 def test_a_sound_run(run: Path) -> None:
@@ -59,18 +62,15 @@ def test_a_sound_model_inside_the_run(run: Path, model: Path) -> None:
     assert checks[7].found == ("model of steps 100, 200: 24,768 parameters, all finite, hashes match config.json")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_flipped_bit_of_a_model(run: Path, model: Path, name: str) -> None:
-    file = model / name
-    flip(file)
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [(flip, "model.safetensors"), (flip, "tokenizer.json"), (flip, "config.json"), (Path.unlink, "tokenizer.json")],
+)
+def test_a_file_of_a_model_is_damaged_or_missing(run: Path, model: Path, damage: Damage, name: str) -> None:
+    damage(model / name)
     found = failures(run)
     assert found.keys() == {"model/"}
-    assert str(file) in found["model/"]
-
-
-def test_a_model_without_a_file(run: Path, model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    assert "tokenizer.json" in failures(run)["model/"]
+    assert str(model / name) in found["model/"]
 
 
 def test_an_export_for_transformers_is_no_model_of_ours(run: Path, model: Path) -> None:
@@ -94,15 +94,6 @@ def test_a_flipped_byte_of_a_checkpoint(run: Path) -> None:
     assert found.keys() == {"checkpoint step-00000004", "latest"}
     assert f"{run / PART} is damaged" in found["checkpoint step-00000004"]
     assert "names step-00000004, which is not intact" in found["latest"]
-
-
-@pytest.mark.parametrize("name", ["state.json", "part-00000.safetensors", "manifest.json"])
-def test_a_file_of_a_checkpoint_is_missing_or_cut(run: Path, name: str) -> None:
-    content = (run / NEWEST / name).read_bytes()
-    (run / NEWEST / name).write_bytes(content[:-5])
-    assert name.partition(".")[0] in failures(run)["checkpoint step-00000004"]
-    (run / NEWEST / name).unlink()
-    assert name.partition(".")[0] in failures(run)["checkpoint step-00000004"]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +130,6 @@ def test_the_pointer(run: Path, content: str | bytes, message: str | None) -> No
     assert message is None or message in found["latest"]
 
 
-def test_no_pointer_and_no_checkpoints(run: Path) -> None:
-    (run / "checkpoints/latest").unlink()
-    assert "cannot be read (FileNotFoundError: " in failures(run)["latest"]
-    (run / "checkpoints").rename(run.parent / "gone")
-    assert "holds no checkpoint: nothing can be resumed" in failures(run)["latest"]
-
-
 def test_an_edited_ledger_and_one_that_lost_its_end(run: Path) -> None:
     ledger = run / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
@@ -159,19 +143,6 @@ def test_an_edited_ledger_and_one_that_lost_its_end(run: Path) -> None:
     found = failures(run)
     assert found.keys() == {"checkpoint step-00000004", "latest"}
     assert "is of step 4, but the ledger ends at step 3" in found["checkpoint step-00000004"]
-
-
-def test_an_empty_ledger_and_none(run: Path) -> None:
-    (run / "ledger.jsonl").write_text("")
-    assert "no step of this run is proven" in failures(run)["ledger"]
-    (run / "ledger.jsonl").unlink()
-    assert "ledger.jsonl is missing" in failures(run)["ledger"]
-
-
-def test_checks_that_need_the_settings_say_so(run: Path) -> None:
-    (run / "config.json").write_text("{")
-    found = failures(run)
-    assert "cannot be read as JSON" in found["settings"]
 
 
 def test_a_data_folder_that_is_none(run: Path, tmp_path: Path) -> None:
@@ -219,6 +190,49 @@ def record(file: Path) -> None:
     sums.write_text("".join([*others, line]))
 
 
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def flip_and_record(file: Path) -> None:
+    """One bit of one weight in a file with its hash, as of another run."""
+    flip(file, -4)
+    record(file)
+
+
+def replace_letter(file: Path) -> None:
+    """Of what the file says of itself, which no tensor shows."""
+    file.write_bytes(file.read_bytes().replace(b"pre", b"pro"))
+
+
+# Each kind of damage, the file, the check that finds it, and what that says.
+DAMAGES: list[tuple[Damage, str, str, str]] = [
+    *(
+        (damage, f"{NEWEST}/{name}", "checkpoint step-00000004", name.partition(".")[0])
+        for name in ("state.json", "part-00000.safetensors", "manifest.json")
+        for damage in (cut, Path.unlink)
+    ),
+    (Path.unlink, "checkpoints/latest", "latest", "cannot be read (FileNotFoundError: "),
+    (shutil.rmtree, "checkpoints", "latest", "holds no checkpoint: nothing can be resumed"),
+    (Path.unlink, "ledger.jsonl", "ledger", "ledger.jsonl is missing"),
+    (lambda file: file.write_text(""), "ledger.jsonl", "ledger", "no step of this run is proven"),
+    (lambda file: file.write_text("{"), "config.json", "settings", "cannot be read as JSON"),
+    (Path.unlink, "weights/SHA256SUMS", "weights", "is not in SHA256SUMS, so no save of this run wrote it"),
+    (replace_letter, WEIGHTS, "weights", "its SHA-256 is not what SHA256SUMS states"),
+    (flip_and_record, WEIGHTS, "weights", " from the checkpoint of the same step"),
+    (
+        lambda file: record(file.rename(file.with_name("step-00000003.safetensors"))),
+        *(WEIGHTS, "weights", "step-00000003.safetensors states step 4"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "name", "check", "message"), DAMAGES)
+def test_damage_is_found_by_its_check(run: Path, damage: Damage, name: str, check: str, message: str) -> None:
+    damage(run / name)
+    assert message in failures(run)[check]
+
+
 @pytest.mark.parametrize("value", ["nan", "-inf"])
 def test_values_that_are_not_finite(run: Path, value: str) -> None:
     """A training that diverged wrote them, with their hash."""
@@ -227,24 +241,6 @@ def test_values_that_are_not_finite(run: Path, value: str) -> None:
     save_file(tensors, run / WEIGHTS, metadata={"step": "4"})
     record(run / WEIGHTS)
     assert "holds values that are not finite" in failures(run)["weights"]
-
-
-def test_a_weight_file_is_compared_with_the_checkpoint(run: Path) -> None:
-    """One bit of one weight in a file with its hash, as of another run."""
-    flip(run / WEIGHTS, -4)
-    record(run / WEIGHTS)
-    assert " from the checkpoint of the same step" in failures(run)["weights"]
-
-
-def test_a_weight_file_has_its_hash(run: Path) -> None:
-    """A letter of what the file says of itself, which no tensor shows; and a file that no save wrote."""
-    content = (run / WEIGHTS).read_bytes()
-    (run / WEIGHTS).write_bytes(content.replace(b"pre", b"pro"))
-    assert "its SHA-256 is not what SHA256SUMS states" in failures(run)["weights"]
-    (run / WEIGHTS).write_bytes(content)
-    assert failures(run) == {}
-    (run / "weights" / "SHA256SUMS").unlink()
-    assert "is not in SHA256SUMS, so no save of this run wrote it" in failures(run)["weights"]
 
 
 def test_averaged_weights(run: Path) -> None:
@@ -262,11 +258,6 @@ def test_averaged_weights(run: Path) -> None:
     assert f"{file} is damaged" in failures(run)["weights"]
     record(file)
     assert f"{file} differs in " in failures(run)["weights"]
-
-
-def test_a_weight_file_under_another_name(run: Path) -> None:
-    record((run / WEIGHTS).rename(run / "weights" / "step-00000003.safetensors"))
-    assert "step-00000003.safetensors states step 4" in failures(run)["weights"]
 
 
 @pytest.mark.parametrize(

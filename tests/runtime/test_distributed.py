@@ -178,7 +178,7 @@ def test_collectives_do_nothing_in_a_world_of_one() -> None:
         assert tensor.tolist() == [3]
         assert distributed.broadcast_object("a") == "a"
         assert distributed.gather_objects("a") == ["a"]
-        assert distributed.on_all_ranks(lambda: 3) == 3
+        assert distributed.on_all_ranks(lambda: 3) == distributed.by_main(lambda: 3) == 3
         assert (distributed.rank(), distributed.world_size()) == (0, 1)
         distributed.barrier()
 

@@ -13,7 +13,7 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.cli.command import run
 from dist_transformer.runtime import processes
-from dist_transformer.runtime.launch import environment_of_no_task
+from dist_transformer.runtime.launch import environment_of_child, without_place
 from dist_transformer.runtime.processes import run_processes
 from dist_transformer.runtime.rendezvous import _has_agents, _launch_name
 from dist_transformer.runtime.world import World, read_world
@@ -94,7 +94,7 @@ def test_one_task_starts_processes_with_places_of_their_own(
         assert not _has_agents()
         names.add(_launch_name(2))
         # A process that a rank starts, such as one for data, is alone.
-        alone = environment_of_no_task()
+        alone = without_place(environment_of_child())
         os.environ.clear()
         set_variables(alone)
         assert read_world() == World()
@@ -109,7 +109,7 @@ class Launch:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, RANK, str(folder), first, program],
-            env=environment_of_no_task(),
+            env=without_place(environment_of_child()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,19 +10,18 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
+from tests.jobs import require_same_end
 from tests.slurm.cluster import URGENT, wait_until
 from tests.slurm.conftest import SMALL, STEPS, TWO_NODES, FinishedJob, Site
 
 pytestmark = pytest.mark.slice(name="slurm-ends")
 
-LAST_WEIGHTS = f"weights/step-{STEPS:08d}.safetensors"
 MIDDLE = "step  8/"
 
 
@@ -50,16 +49,6 @@ def submit(site: Site, name: str, *, options: Sequence[str] = (), flags: list[st
 def until_the_middle(site: Site, job: str) -> str:
     site.await_line(job, MIDDLE)
     return job
-
-
-def same_ledger(site: Site, finished: FinishedJob, name: str) -> bool:
-    return (site.checkout / name / "ledger.jsonl").read_bytes() == (finished.run_dir / "ledger.jsonl").read_bytes()
-
-
-def same_weights(site: Site, finished: FinishedJob, name: str) -> bool:
-    """To the last bit; the file's header holds its entries in any order."""
-    found, expected = load_file(site.checkout / name / LAST_WEIGHTS), load_file(finished.run_dir / LAST_WEIGHTS)
-    return found.keys() == expected.keys() and all(found[key].equal(expected[key]) for key in expected)
 
 
 def await_nothing_left(site: Site) -> None:
@@ -109,8 +98,7 @@ def test_an_interrupted_job_goes_back_into_the_queue_and_ends_as_if_nothing_happ
     warned = [name for name in names if name != "requeue"]
     assert [signal for _, signal in stopped][-len(warned) :] == warned
     assert [int(step) for step, _ in stopped] == list(map(int, resumed))[-len(stopped) :]
-    assert same_ledger(site, finished, name)
-    assert same_weights(site, finished, name)
+    require_same_end(site.checkout / name, finished.run_dir, STEPS)
     await_nothing_left(site)
 
 
@@ -122,15 +110,7 @@ def test_a_cancelled_job_stays_cancelled_and_the_same_command_continues_it(site:
     await_nothing_left(site)
     again = submit(site, "cancelled")
     assert site.cluster.wait(again) == "COMPLETED", site.log(again)
-    assert same_ledger(site, finished, "cancelled")
-    assert same_weights(site, finished, "cancelled")
-
-
-def test_a_finished_run_started_again_is_still_finished(site: Site, finished: FinishedJob) -> None:
-    before = (finished.run_dir / LAST_WEIGHTS).stat()
-    job = submit(site, str(finished.run_dir))
-    assert site.cluster.wait(job) == "COMPLETED", site.log(job)
-    assert (finished.run_dir / LAST_WEIGHTS).stat() == before
+    require_same_end(site.checkout / "cancelled", finished.run_dir, STEPS)
 
 
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(site: Site, finished: FinishedJob) -> None:
@@ -160,7 +140,7 @@ def test_a_lost_node_leaves_the_job_to_the_others(loss: str, site: Site, finishe
         wait_until(site.cluster.idle, "node2 is back")
     assert site.cluster.restarts(job) >= 1
     assert "1 rank(s)" in site.log(job)
-    assert same_ledger(site, finished, loss)
+    assert first_steps(site.checkout / loss) == first_steps(finished.run_dir)
 
 
 def test_a_node_whose_daemon_was_killed_is_left(site: Site, finished: FinishedJob) -> None:
@@ -229,24 +209,10 @@ if os.environ.get("SLURM_PROCID") == "1" and "FAULT" in os.environ:
 """
 
 
-@pytest.fixture
-def fault(site: Site, tmp_path: Path) -> Path:
+def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: FinishedJob, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
-    return tmp_path
-
-
-def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: FinishedJob, fault: Path) -> None:
-    job = site.submit(
-        "train_big.sh",
-        *SMALL,
-        options=TWO_NODES,
-        STAGES="train",
-        RUN_DIR=site.checkout / "raises",
-        FAULT=fault / "now",
-        PYTHONPATH=fault,
-    )
-    site.await_line(job, MIDDLE)
-    (fault / "now").touch()
+    job = until_the_middle(site, submit(site, "raises", FAULT=tmp_path / "now", PYTHONPATH=tmp_path))
+    (tmp_path / "now").touch()
     assert site.cluster.wait(job) == "FAILED", site.log(job)
     log = site.log(job)
     assert site.cluster.exit_code(job) == 1, log
@@ -256,21 +222,37 @@ def test_a_rank_that_raises_ends_the_job_with_its_status(site: Site, finished: F
     shutil.rmtree(site.checkout / "raises")
 
 
-def test_a_job_that_never_gets_on_is_given_up(site: Site, finished: FinishedJob, fault: Path) -> None:
-    """The training is interrupted at every start, before it has saved."""
-    stub = fault / "python"
-    stub.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 75\n', encoding="utf-8")
+@contextmanager
+def python_is(site: Site, program: str, folder: Path) -> Iterator[None]:
+    """Put a shell program in the place of the user's Python."""
+    stub = folder / "python"
+    stub.write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
     stub.chmod(0o755)
     with site.edited(f'PYTHON=("{stub}")'):
-        job = site.submit("train_big.sh", options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "stuck")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "said"),
+    [
+        # The training is interrupted at every start, before it has saved.
+        (75, 5, "error: started 6 times without a new checkpoint (newest: none)"),
+        (137, 1, "ended with status 137, again without a new checkpoint (newest: none)"),
+    ],
+)
+def test_a_job_that_never_gets_on_is_given_up(
+    status: int, restarts: int, said: str, site: Site, tmp_path: Path
+) -> None:
+    with python_is(site, f'[ "$1" = -c ] || exit {status}', tmp_path):
+        job = submit(site, f"ends with {status}", flags=[])
         assert site.cluster.wait(job) == "FAILED", site.log(job)
-    assert site.cluster.restarts(job) == 5
-    assert "error: started 6 times without a new checkpoint (newest: none)" in site.log(job)
+    assert site.cluster.restarts(job) == restarts
+    assert said in site.log(job)
+    assert status == 75 or site.cluster.exit_code(job) == status
 
 
 # Doctor finds node2 unfit as soon as the fault has happened.
 BROKEN_NODE = """\
-#!/bin/sh
 case "$*" in *doctor*) [ ! -e "$BROKEN" ] || [ "$SLURMD_NODENAME" != node2 ] || exit 1;; esac
 exec {python} "$@"
 """
@@ -278,13 +260,10 @@ DRILL = [*SMALL[:-1], "60"]
 SHARED = ["--mincpus=16"]
 
 
-def test_a_task_that_is_killed_aborts_or_hangs_ends_no_job(site: Site, finished: FinishedJob, fault: Path) -> None:
+def test_a_task_that_is_killed_aborts_or_hangs_ends_no_job(site: Site, finished: FinishedJob, tmp_path: Path) -> None:
     """Three jobs at once. The first one's node is broken, so it resumes on the other one."""
-    stub, broken = fault / "python", fault / "broken"
-    stub.write_text(BROKEN_NODE.format(python=shlex.quote(sys.executable)), encoding="utf-8")
-    stub.chmod(0o755)
-    (fault / "sitecustomize.py").unlink()
-    with site.edited(f'PYTHON=("{stub}")'):
+    broken = tmp_path / "broken"
+    with python_is(site, BROKEN_NODE.format(python=shlex.quote(sys.executable)), tmp_path):
         jobs = {
             "killed": submit(
                 site, "killed", options=[*SHARED, "--nodes=1-2"], flags=DRILL, DOCTOR="yes", BROKEN=broken
@@ -317,15 +296,3 @@ def test_a_task_that_is_killed_aborts_or_hangs_ends_no_job(site: Site, finished:
     assert "back into the queue, without node2\n" in site.log(jobs["killed"])
     assert "1 rank(s)" in site.log(jobs["killed"])
     await_nothing_left(site)
-
-
-def test_a_job_whose_tasks_are_killed_again_without_a_checkpoint_is_given_up(site: Site, fault: Path) -> None:
-    stub = fault / "python"
-    stub.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 137\n', encoding="utf-8")
-    stub.chmod(0o755)
-    with site.edited(f'PYTHON=("{stub}")'):
-        job = site.submit("train_big.sh", options=TWO_NODES, STAGES="train", RUN_DIR=site.checkout / "broken")
-        assert site.cluster.wait(job) == "FAILED", site.log(job)
-    assert site.cluster.restarts(job) == 1
-    assert site.cluster.exit_code(job) == 137
-    assert "ended with status 137, again without a new checkpoint (newest: none)" in site.log(job)

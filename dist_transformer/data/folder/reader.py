@@ -145,13 +145,6 @@ class DataFolder:
             if shard not in without:
                 self.train.read(shard)
 
-    def files(self) -> Iterator[tuple[Path, str]]:
-        """List every file that the index describes, with its SHA-256."""
-        for name, sha256 in _small_files(self.index):
-            yield self.path / name, sha256
-        for shard in self.train.info.shards:
-            yield self.train.folder / shard.file, shard.sha256
-
     def close(self) -> None:
         self.train.close()
         self.valid.close()

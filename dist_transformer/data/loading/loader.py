@@ -159,7 +159,8 @@ def open_training_data(
         split.kept_bytes = int(corpora.memory_gib * 2**30 / len(splits))
         split.kept_shards = _PAST_SHARDS // len(splits)
     pairs = Corpora(splits)
-    shares = _shares(corpora, [split.info.target_tokens for split in splits])
+    weights, tokens = corpora.data_weights, [split.info.target_tokens for split in splits]
+    shares = tuple(weight / sum(weights) for weight in weights) or temperature_shares(tokens, corpora.data_temperature)
     # Source tokens per target token in the mixture.
     ratio = sum(
         (
@@ -201,12 +202,6 @@ def _several_sentences(folder: DataFolder) -> float:
         return index.several_sentences / index.train.pairs
     sources, _ = folder.valid_text()
     return sum(map(has_several_sentences, sources)) / len(sources)
-
-
-def _shares(corpora: DataConfig, tokens: Sequence[int]) -> tuple[float, ...]:
-    if corpora.data_weights:
-        return tuple(weight / sum(corpora.data_weights) for weight in corpora.data_weights)
-    return temperature_shares(tokens, corpora.data_temperature)
 
 
 def _cache_folder(corpora: DataConfig, place: str) -> Path:

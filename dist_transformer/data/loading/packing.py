@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +57,8 @@ class Pack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packs(Sequence[Pack | None]):
-    """Packs in order, followed by packs of weight zero, which are None when accessed one by one."""
+class Packs:
+    """Packs in order, followed by packs of weight zero, which are None when iterated."""
 
     pair_ids: np.ndarray
     """Pairs of all packs, end to end."""
@@ -98,36 +98,24 @@ class Packs(Sequence[Pack | None]):
     def __len__(self) -> int:
         return len(self.stops) + self.empty
 
-    @overload
-    def __getitem__(self, index: int) -> Pack | None: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Packs": ...
-
-    def __getitem__(self, index: int | slice) -> "Pack | Packs | None":
-        if isinstance(index, slice):
-            first, after, _ = index.indices(len(self))
-            full = len(self.stops)
-            first_full, after_full = min(first, full), min(max(first, after), full)
-            start, stop = (int(self.stops[place - 1]) if place else 0 for place in (first_full, after_full))
-            return Packs(
-                pair_ids=self.pair_ids[start:stop],
-                stops=self.stops[first_full:after_full] - start,
-                source_tokens=self.source_tokens[first_full:after_full],
-                target_tokens=self.target_tokens[first_full:after_full],
-                empty=max(0, after - first) - (after_full - first_full),
-            )
-        if not 0 <= index < len(self):
-            raise IndexError(f"pack {index} of {len(self)}")
-        if index >= len(self.stops):
-            return None
-        one = self[index : index + 1]
-        return Pack(
-            pair_ids=one.pair_ids, source_tokens=int(one.source_tokens[0]), target_tokens=int(one.target_tokens[0])
+    def __getitem__(self, index: slice) -> "Packs":
+        first, after, _ = index.indices(len(self))
+        full = len(self.stops)
+        first_full, after_full = min(first, full), min(max(first, after), full)
+        start, stop = (int(self.stops[place - 1]) if place else 0 for place in (first_full, after_full))
+        return Packs(
+            pair_ids=self.pair_ids[start:stop],
+            stops=self.stops[first_full:after_full] - start,
+            source_tokens=self.source_tokens[first_full:after_full],
+            target_tokens=self.target_tokens[first_full:after_full],
+            empty=max(0, after - first) - (after_full - first_full),
         )
 
     def __iter__(self) -> Iterator[Pack | None]:
-        return (self[number] for number in range(len(self)))
+        parts = np.split(self.pair_ids, self.stops[:-1])
+        for ids, source, target in zip(parts, self.source_tokens.tolist(), self.target_tokens.tolist(), strict=False):
+            yield Pack(pair_ids=ids, source_tokens=source, target_tokens=target)
+        yield from [None] * self.empty
 
     def taken(self, order: np.ndarray) -> "Packs":
         """Return the given packs in the given order."""

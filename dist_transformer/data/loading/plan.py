@@ -36,15 +36,7 @@ class Position:
     """Totals of this epoch; None if it was started by a version that did not count."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "rule": RULE,
-            "epoch": self.epoch,
-            "window": self.window,
-            "packs_consumed": self.packs_consumed,
-            "carry_over": list(self.carry_over),
-            "left_out": [list(entry) for entry in self.left_out],
-            "totals": self.totals and dataclasses.asdict(self.totals),
-        }
+        return {"rule": RULE, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Position":

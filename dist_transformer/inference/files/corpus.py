@@ -50,11 +50,11 @@ from dist_transformer.inference.files.parts import (
     require_same,
 )
 from dist_transformer.inference.translator import Translation
-from dist_transformer.runtime.distributed import broadcast_object, on_all_ranks, rank, world_size
+from dist_transformer.runtime.distributed import broadcast_object, by_main, on_all_ranks, rank, world_size
 
 _FAILED, _COMPLETE = "failed", "complete"
 _SECONDS_BETWEEN_REPORTS = 30.0
-Translate = Callable[[list[str], int, dict[str, list[str]]], Sequence[Translation]]
+Translate = Callable[[Sequence[Sequence[str]], int], Sequence[Translation]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +117,8 @@ def translate_corpus(
 
     Args:
         job: the same on every rank.
-        translate: returns the translations of lines; its second argument is the number of the first line, from 0, and
-            its third one the lines of the files beside the inputs, by flag.
+        translate: returns the translations of rows: a line, and those of the files beside the inputs; its second
+            argument is the number of the first line, from 0.
         text_of: formats the translation of a line; its first argument is the number of the line, from 0.
 
     Raises:
@@ -126,14 +126,14 @@ def translate_corpus(
             unfit or has changed; a rank cannot translate or write. The error is the same on every rank.
     """
     with contextlib.ExitStack() as held:
-        begun, fence = on_all_ranks(lambda: _begin(job, held) if rank() == 0 else (None, unfenced))
+        begun, fence = by_main(lambda: _begin(job, held)) or (None, unfenced)
         plain = broadcast_object(begun)
         if plain is None:
             return
         start = as_kind(_Start, plain)
         began = time.monotonic()
         on_all_ranks(lambda: _translate_share(job, start, translate, text_of, fence))
-        on_all_ranks(lambda: _finish(job, start, fence) if rank() == 0 else None)
+        by_main(lambda: _finish(job, start, fence))
         if rank() == 0:
             left = start.source.lines - start.lines_of(start.finished)
             speed = left / max(time.monotonic() - began, 1e-9)
@@ -234,7 +234,7 @@ def _translate_share(
                     # The failed rank reports the error.
                     return
                 first = chunk * job.chunk_lines
-                found = translate(*_taken_apart(job, lines, first))
+                found = translate([line.split("\n") for line in lines], first)
                 numbered = zip(range(first, first + len(lines)), found, strict=True)
                 start.part(chunk).write((text_of(number, one) for number, one in numbered), fence)
     except Exception:
@@ -294,12 +294,6 @@ def _lines(job: CorpusJob) -> Iterable[str]:
     """Read the lines of all inputs, each with its lines of other files after line ends."""
     lines = itertools.chain.from_iterable(map(read_lines, job.inputs))
     return map("\n".join, aligned(lines, job.beside)) if job.beside else lines
-
-
-def _taken_apart(job: CorpusJob, lines: list[str], first: int) -> tuple[list[str], int, dict[str, list[str]]]:
-    """Return the arguments of a job's `translate`."""
-    texts, *others = map(list, zip(*(line.split("\n") for line in lines), strict=True))
-    return texts, first, dict(zip(job.beside, others, strict=True))
 
 
 def aligned(lines: Iterable[str], files: Mapping[str, Path]) -> Iterator[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import sha256_of
 from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.base.urls import without_secrets
-from dist_transformer.config.plain import read_json
+from dist_transformer.config.plain import read_json, read_object
 from dist_transformer.data.folder.format import INDEX_FILE
 from dist_transformer.evaluation.samples import SampleSheet, read_sheets
 from dist_transformer.model_folder import CONFIG_FILE, WEIGHTS_FILE
@@ -205,15 +205,6 @@ def read_scores(run_dir: Path) -> list[ScoreFile]:
             name = file.relative_to(run_dir).as_posix()
             scores.append((-file.stat().st_mtime, name, ScoreFile(name=name, values=values)))
     return [file for _, _, file in sorted(scores, key=lambda score: score[:2])]
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is none."""
-    with suppress(OSError, ValueError):
-        values = json.loads(file.read_bytes())
-        if isinstance(values, dict):
-            return values
-    return {}
 
 
 def shown(value: Any) -> str:

@@ -1,17 +1,15 @@
-"""tools/batch_order.py: the three orders, the figures on made-up curves, and the loop against the real trainer."""
+"""tools/batch_order.py: the three orders, and the figures on a made-up curve."""
 
-import itertools
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.studies.batch_order import Curve, cut_by_length, explain, orders, settings_of, train
+from benchmarks.studies.batch_order import Curve, cut_by_length, explain, orders, settings_of
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.packing import Budgets
-from dist_transformer.run.layout import read_records
 from tests.conftest import run_command
 
 pytestmark = pytest.mark.slice(name="benchmarks")
@@ -39,7 +37,7 @@ def test_every_order_visits_every_pair_once_an_epoch(name: str, toy_data: DataFo
     assert (members[0] == members[1]) == (name != "random")
 
 
-def test_figures_of_a_sawtooth_and_of_noise() -> None:
+def test_figures_of_a_sawtooth() -> None:
     lengths = np.tile([10.0, 20.0, 30.0, 40.0, 50.0], 6)
     epoch = np.repeat(np.arange(6), 5)
     sawtooth = explain(Curve(epoch=epoch, loss=5 + 0.1 * lengths, pair_tokens=lengths))
@@ -48,26 +46,8 @@ def test_figures_of_a_sawtooth_and_of_noise() -> None:
     assert sawtooth["jump_between_epochs"] == pytest.approx(-4)
     # Steps 2 to 27: two epochs are seen in part, 3 values each (-0, 1, 2 and -2, -1, 0), the others whole.
     assert sawtooth["within_epoch_range"] == pytest.approx((4 * 4 + 2 * 2) / 6)
-    assert (sawtooth["pair_tokens_min"], sawtooth["pair_tokens_max"]) == (10, 50)
-    assert sawtooth["last_epoch_mean_loss"] == pytest.approx(8)
-    noise = np.random.default_rng(0).normal(0, 0.1, 3000)
-    figures = explain(Curve(epoch=np.repeat(np.arange(6), 500), loss=noise, pair_tokens=np.tile(lengths, 100)))
-    assert figures["neighbour_std"] == pytest.approx(0.1, rel=0.1)
-    assert figures["within_epoch_std"] == pytest.approx(0.1, rel=0.1)
-    assert abs(figures["correlation_of_loss_and_length"]) < 0.06
-
-
-def test_the_loop_is_the_trainers(toy_data: DataFolder, tmp_path: Path) -> None:
-    """In fp32 and random order: the loss of every step is that of a run under DeepSpeed."""
-    flags = ["--data", toy_data.path, "--run-dir", tmp_path / "run", "--precision", "fp32", "--max-steps", 6]
-    flags += ["--log-every", 1, "--validate-every", 0, "--batch.packs-per-micro-batch", 2]
-    run_command(sys.executable, "-m", "dist_transformer.train", "--preset", "tiny", *flags)
-    expected = [record["loss"] for record in read_records(tmp_path / "run", "train")]
-    config, budgets = settings_of(toy_data, "tiny", seed=1, precision="fp32")
-    order = orders(toy_data.train, budgets, config)["random"]
-    curve = train(toy_data.train, budgets, config, lambda epoch: itertools.islice(order(epoch), 6), epochs=1)
-    assert len(expected) == 6
-    np.testing.assert_allclose(curve.loss, expected, rtol=1e-5)
+    # Of the sawtooth's steps 4 of 5 rise by one and one falls by 4, without a mean: their deviation ÷ √2.
+    assert sawtooth["neighbour_std"] == pytest.approx(2**0.5, rel=0.05)
 
 
 def test_the_tool_writes_figures_and_picture(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_folders_of_one_vocabulary_are_mixed_by_size(config: TrainConfig, toy_da
     corpora = [int(pack.pair_ids[0] >= toy_data.train.info.pairs) for pack in first.packs if pack is not None]
     assert sorted(corpora) == [0, 0, 1, 1]
     batch = data.collator.build(first.packs[:1])
-    assert int((batch.labels_T >= 0).sum()) == first.packs[0].target_tokens  # type: ignore[union-attr]
+    assert int((batch.labels_T >= 0).sum()) == next(iter(first.packs)).target_tokens  # type: ignore[union-attr]
 
 
 def test_weights_and_vocabularies_that_do_not_fit_are_refused(config: TrainConfig, tmp_path: Path) -> None:

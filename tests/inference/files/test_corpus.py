@@ -33,14 +33,11 @@ class Shouter:
         self.firsts: list[int] = []
         self.stop_at, self.failure = stop_at, failure or StoppedError()
 
-    def __call__(self, lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
+    def __call__(self, rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
         if first == self.stop_at:
             raise self.failure
         self.firsts.append(first)
-        texts = [
-            f"{prefix}{line.upper()}"
-            for prefix, line in zip(beside.get("--prefix", [""] * len(lines)), lines, strict=True)
-        ]
+        texts = ["".join([*prefix, line.upper()]) for line, *prefix in rows]
         return [Translation(hypotheses=(ScoredText(text=text, score=0.0, tokens=()),)) for text in texts]
 
 
@@ -240,9 +237,9 @@ def test_inputs_that_are_unfit_are_refused_before_anything_is_made(job: CorpusJo
 
 
 def test_an_input_that_shrinks_meanwhile_is_noticed(job: CorpusJob) -> None:
-    def shrink(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
+    def shrink(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
         job.inputs[1].write_text("")
-        return Shouter()(lines, first, beside)
+        return Shouter()(rows, first)
 
     with pytest.raises(UserError, match="have changed while they were translated"):
         translate_corpus(job, shrink, as_text)
@@ -349,10 +346,10 @@ def edit_unseen(path: Path) -> None:
 def test_an_edit_before_a_chunk_is_translated_gives_no_output(at: int, job: CorpusJob) -> None:
     shouter = Shouter()
 
-    def edit(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
+    def edit(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
         if first == at:
             edit_unseen(job.inputs[1])
-        return shouter(lines, first, beside)
+        return shouter(rows, first)
 
     original = job.inputs[1].read_text()
     with pytest.raises(UserError, match=r"inputs of .*all\.txt have changed while they were translated: restore them"):
@@ -364,10 +361,10 @@ def test_an_edit_before_a_chunk_is_translated_gives_no_output(at: int, job: Corp
 
 
 def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJob) -> None:
-    def damage(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
+    def damage(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
         if first == 6:
             change_word(job.parts)
-        return Shouter()(lines, first, beside)
+        return Shouter()(rows, first)
 
     with pytest.raises(UserError, match=r"000001 was changed or removed by another program: rerun the same command"):
         translate_corpus(job, damage, as_text)
@@ -377,10 +374,10 @@ def test_a_part_that_is_damaged_meanwhile_is_no_part_of_the_output(job: CorpusJo
 
 
 def test_a_translation_that_has_lost_its_folder_writes_nothing_more(job: CorpusJob) -> None:
-    def lose(lines: list[str], first: int, beside: dict[str, list[str]]) -> Sequence[Translation]:
+    def lose(rows: Sequence[Sequence[str]], first: int) -> Sequence[Translation]:
         if first == 2:
             (job.parts / "lock").unlink()
-        return Shouter()(lines, first, beside)
+        return Shouter()(rows, first)
 
     with pytest.raises(UserError, match=r"^lost the lock on .*, whose lock file was removed or replaced"):
         translate_corpus(job, lose, as_text)

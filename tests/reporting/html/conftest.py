@@ -14,6 +14,8 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.evaluation.samples import Sample, SampleSheet, write_sheet
 from dist_transformer.reporting.html.page import write_report
 
+Document = lxml.html.HtmlElement
+ReadPage = Callable[[Path], Document]
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 
 
@@ -68,19 +70,9 @@ def write_run(run: Path, records: list[dict[str, Any]], **changes: Any) -> Path:
 
 def write_scores(file: Path, bleu: float, **more: Any) -> None:
     signatures = {"bleu": SIGNATURE, "chrf": "nrefs:1|case:mixed|nc:6", "ter": "nrefs:1|case:lc|tok:tercom"}
-    values = {
-        "bleu": bleu,
-        "chrf": 61.5,
-        "ter": 44.25,
-        "signature": SIGNATURE,
-        "signatures": signatures,
-        "sentences": 1000,
-        "split_sentences": 2,
-        "hypotheses": "/home/someone/bleu.hypotheses.txt",
-        "seconds": 12.34,
-        "world_size": 2,
-        **more,
-    }
+    scores = {"bleu": bleu, "chrf": 61.5, "ter": 44.25, "signature": SIGNATURE, "signatures": signatures}
+    how = {"sentences": 1000, "split_sentences": 2, "seconds": 12.34, "world_size": 2}
+    values = {**scores, **how, "hypotheses": "/home/someone/bleu.hypotheses.txt", **more}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(values), encoding="utf-8")
 
@@ -116,10 +108,24 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def read_page() -> Callable[[Path], lxml.html.HtmlElement]:
+def read_page() -> ReadPage:
     """Writes the report of a run folder and parses it."""
+    return lambda run: lxml.html.document_fromstring(write_report(run).read_text(encoding="utf-8"))
 
-    def read(run: Path) -> lxml.html.HtmlElement:
-        return lxml.html.document_fromstring(write_report(run).read_text(encoding="utf-8"))
 
-    return read
+def section(document: Document, title: str) -> Document:
+    (found,) = [s for s in document.xpath("//section") if s.findtext("h2") == title]
+    return found
+
+
+def words(element: Document) -> str:
+    return " ".join(element.text_content().split())
+
+
+def rows(table: Document) -> list[list[str]]:
+    return [[words(cell) for cell in row.xpath("./th|./td")] for row in table.xpath(".//tr")]
+
+
+def figures(document: Document) -> dict[str, list[str]]:
+    cells = section(document, "Key figures").xpath(".//dl/div")
+    return {cell.findtext("dt"): [words(value) for value in cell.xpath("./dd[text()]")] for cell in cells}

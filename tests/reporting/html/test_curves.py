@@ -9,7 +9,6 @@ import pytest
 from dist_transformer.reporting.html.curves import Chart, Series, charts, thin, tick_text, ticks
 from dist_transformer.reporting.html.rendering import render_page
 from dist_transformer.reporting.html.run import Run
-from dist_transformer.reporting.html.summary import scientific
 
 
 @pytest.mark.parametrize(
@@ -51,12 +50,6 @@ def test_ticks_are_few_and_inside_whatever_the_range() -> None:
 )
 def test_tick_texts_suit_their_axis(value: float, highest: float, text: str) -> None:
     assert tick_text(value, highest) == text
-
-
-def test_scientific() -> None:
-    assert scientific(3.51e14) == "3.51·10¹⁴"
-    assert scientific(1e10) == "1·10¹⁰"
-    assert scientific(2.5e-7) == "2.5·10⁻⁷"
 
 
 def test_thin_gives_the_median_and_range_of_each_stretch() -> None:
@@ -151,13 +144,6 @@ def test_the_right_axis_says_the_same_otherwise(figure: Any) -> None:
     labels = {float(label.get("y")): label.text for label in chart.xpath(".//text[@class='left']")}
     right = {float(label.get("y")): label.text for label in chart.xpath(".//text[not(@class)]")}
     assert {labels[y]: right[y] for y in right} == {"0": "1", "2": "7.39", "4": "54.6", "6": "403", "8": "2,981"}
-
-
-def test_a_legend_only_for_several_series(figure: Any) -> None:
-    two = [series([(0, 1.0)], label) for label in ("a", "b")]
-    keys = figure(*two).xpath(".//figcaption/span[@class='legend']/span")
-    assert [key.text_content() for key in keys] == ["a", "b"]
-    assert not figure(two[0]).xpath(".//span[@class='legend']")
 
 
 def test_a_marked_point_has_a_ring(figure: Any) -> None:

@@ -1,11 +1,11 @@
-"""Names of ranks. What is missing or stuck: tests/distributed/test_doctor.py, with real processes."""
+"""The watch over the checks. What is missing or stuck: tests/distributed/test_doctor.py, with real processes."""
 
 import subprocess
 import sys
 
 import pytest
 
-from dist_transformer.preflight.watch import joined
+from dist_transformer.preflight.job import joined, network_in
 from dist_transformer.runtime.rendezvous import as_ranges
 from dist_transformer.runtime.world import World
 
@@ -21,10 +21,15 @@ def test_alone_no_address_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def test_the_network_is_the_one_that_nccl_states() -> None:
+    messages = "n1:7:7 [0] NCCL INFO NET/IB : No device found.\nn1:7:7 [0] NCCL INFO Using network Socket\n"
+    assert [network_in(messages), network_in("")] == ["Socket", ""]
+
+
 STUCK = """
 import time
 from dist_transformer.runtime.distributed import World
-from dist_transformer.preflight.watch import joined
+from dist_transformer.preflight.job import joined
 with joined(World(), seconds=0.5) as watch:
     with watch.stage("first"):
         pass
