@@ -76,20 +76,23 @@ def _draw_bars(panel: "Axes", bars: Bars) -> None:
     panel.tick_params(left=False)
 
 
-def race_picture(figures: dict[str, Any], *, note: str) -> bytes:
-    """Draw BLEU against CPU seconds, with a line per training of all toolkits that ran, as PNG."""
+_AXES = {"cpu_seconds": "CPU seconds of all processes, start-up included", "tokens": "target tokens of the training"}
+
+
+def race_picture(figures: dict[str, Any], *, note: str, by: str = "cpu_seconds") -> bytes:
+    """Draw BLEU against CPU seconds or tokens, with a line per training of all toolkits that ran, as PNG."""
     with picture_style():
         figure = new_figure(8.0, 4.6)
         panel = figure.subplots()
         for number, found in enumerate(found for found in figures["toolkits"].values() if "curves" in found):
             for curve in found["curves"]:
-                (line,) = panel.plot(curve["cpu_seconds"], curve["bleu"], color=f"C{number}", linewidth=1.2)
+                (line,) = panel.plot(curve[by], curve["bleu"], color=f"C{number}", linewidth=1.2)
             line.set_label(found["label"])
         for goal in figures["goals"]:
             panel.axhline(goal, color="0.85", linewidth=0.6, zorder=0)
         panel.set_xlim(left=0)
         panel.set_ylim(bottom=0)
-        panel.set_xlabel("CPU seconds of all processes, start-up included")
+        panel.set_xlabel(_AXES[by])
         panel.set_ylabel("BLEU of the validation text, greedy")
         panel.legend(frameon=False, loc="lower right", fontsize=_LABEL_POINTS)
         _write_note(figure, note)

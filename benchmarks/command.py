@@ -6,6 +6,7 @@ tools/benchmark.py decode --model runs/mine/model --src test.en --ref test.de
 tools/benchmark.py step --data data/mine --preset big -- --compile on
 tools/benchmark.py kernels --preset big
 tools/benchmark.py race --data data/mine --work runs/race --pymarian marian/bin/pymarian --eole eole/bin/eole
+tools/benchmark.py optimizers --data texts --work runs/optimizers --json results/quality/optimizers.json
 tools/benchmark.py stall --data data/mine --preset base --rate 600000
 
 Prints a table; --json also writes a result file in the layout of tools/results_table.py. Flags after -- are those of
@@ -29,6 +30,7 @@ PARTS = {
     "step": "training.step:StepBenchmark",
     "kernels": "kernels:KernelBenchmark",
     "race": "race.race:RaceBenchmark",
+    "optimizers": "studies.optimizers:OptimizerStudy",
     "start": "start:StartBenchmark",
 }
 """Classes of the parts, imported when they are needed: one part needs few of the libraries of all."""
@@ -37,7 +39,7 @@ PARTS = {
 def main() -> None:
     name, *words = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        parts = "\n".join(f"  {name:8} {summary_of(part_of(name))}" for name in PARTS)
+        parts = "\n".join(f"  {name:10} {summary_of(part_of(name))}" for name in PARTS)
         print(f"{__doc__}\nParts, each with its own --help:\n{parts}")
         return
     kind = part_of(name)

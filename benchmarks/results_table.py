@@ -60,6 +60,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         *("training", "BLEU", "in capitals", "in capitals, `--recase auto`", "with errors"),
         *("spans that come once, %", "of these beside a neighbour, %"),
     ),
+    "optimizers": ("text, network", "peak, warm-up", "steps to BLEU 20", "25", "CPU seconds to 20", "25", "test BLEU"),
     "faults": ("campaign", "injected", "ended as they must"),
 }
 """Columns of the tables by their names, without the last."""

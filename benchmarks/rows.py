@@ -8,6 +8,13 @@ MISSING = "–"
 """Cell of what was not measured."""
 _TRAINERS = ("trainer", "loop", "compiled", "torch")
 _DECODERS = ("ours", "ours_bf16", "ours_int8", "generate", "ctranslate2", "int8")
+_STUDIED = {
+    "multi30k": "Multi30k",
+    "captions": "captions, English to Chinese",
+    "few": "further training, few pairs",
+    "many": "further training",
+    "base_width": "Multi30k, `base_width`",
+}
 _WAITS = {
     "import torch": "`import torch` alone",
     "--help": "`dist-transformer --help`",
@@ -109,4 +116,27 @@ def race_rows(figures: Mapping[str, Any], goals: Sequence[str]) -> list[Row]:
             f"{{{at}[peak_mib]:,.0f}}",
         )
         rows.append(row("race", f"{found['label']}, `{{figures[size]}}`", *times, *end))
+    return rows
+
+
+def optimizer_rows(stages: Mapping[str, Any], goals: Sequence[str]) -> list[Row]:
+    """Return a row for each recipe of a comparison of optimizers, and one for the ratio of times.
+
+    Args:
+        goals: keys of the BLEU scores to show.
+    """
+    rows = []
+    for stage, text in _STUDIED.items():
+        for name, found in stages.get(stage, {}).items():
+            at = f"figures[stages][{stage}][{name}]"
+            recipe, form, test = f"{found['label']}", ":.2f", MISSING
+            if "recipe" in found:
+                recipe += f", {{{at}[recipe][peak_lr]:g}} after {{{at}[recipe][warmup_steps]}}"
+                form, test = "[median]:,.0f", f"{{{at}[test_bleu][median]:.1f}}"
+            times = (
+                f"{{{at}[{key}][{goal}]{form}}}" if found[key][goal] else MISSING
+                for key in ("steps_to_bleu", "cpu_seconds_to_bleu")
+                for goal in goals
+            )
+            rows.append(row("optimizers", text, recipe, *times, test))
     return rows

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -36,7 +37,9 @@ def main(way: str, lane: Path, tokens: float) -> None:
     model = config.model.for_vocabularies(*data.index.vocab_sizes)
     config = replace(config, model=model, precision=choose_precision(torch.device("cpu"), None))
     # The first weights are its own.
-    marian: torch.nn.Module = MarianMTModel(marian_model(Transformer(config.model)).config)
+    marian: Any = MarianMTModel(marian_model(Transformer(config.model)).config)
+    # Without compilation, it takes less time than sdpa on these short sentences.
+    marian.set_attn_implementation("sdpa" if way == "compiled" else "eager")
     sample = TextSample(data.train, pairs=data.train.info.pairs, longest=LARGEST, seed=1)
     contender: TrainerContender | PaddedContender
     if way == "trainer":
@@ -45,7 +48,8 @@ def main(way: str, lane: Path, tokens: float) -> None:
     else:
         marian = in_bf16(marian) if config.arithmetic == "bf16" else marian
         rows = sample.epochs(tokens, seed=config.seed)
-        contender = PaddedContender(marian, partial(marian_logits, marian), rows, sample, config, compiles=True)
+        compiles = way == "compiled"
+        contender = PaddedContender(marian, partial(marian_logits, marian), rows, sample, config, compiles=compiles)
     (lane / "weights").mkdir()
     total, every = 0, config.checkpoints.save_every
     for step in range(every, config.max_steps + 1, every):

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.vocabulary.tokenizer import SPECIALS
 from dist_transformer.evaluation.bleu import corpus_bleu
 
+Kind = Literal["adam", "muon"]
 SIZES = {
     "tiny": ModelConfig(width=128, heads=4, ffn_width=512, encoder_layers=2, decoder_layers=2, dropout=0.1),
     "base_width": ModelConfig(width=512, heads=8, ffn_width=2048, encoder_layers=2, decoder_layers=2, dropout=0.1),
@@ -24,12 +26,11 @@ SIZES = {
 """Networks: the paper's, with few layers; `trial` only counts tokens."""
 LARGEST = 200
 """Longest sentence in tokens, for toolkits that leave longer ones out."""
-BATCH = BatchConfig(max_target_tokens=1024, packs_per_step=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Settings of a training; all toolkits have Adam with the paper's constants and label smoothing of 0.1."""
+    """Settings of a training; Adam has the paper's constants, and label smoothing is 0.1."""
 
     size: str
     peak_lr: float
@@ -39,22 +40,39 @@ class Recipe:
     steps: int
     every: int
     """Steps between weights that are scored."""
+    kind: Kind = "adam"
+    """Optimizer."""
+    momentum: float = 0.95
+    """Decay of Muon's mean of gradients."""
+    packs: int = 2
+    """Packs per step, of 1,024 target tokens."""
+    dropout: float = 0.1
 
     @property
     def name(self) -> str:
-        return f"{self.peak_lr:g}-{self.warmup_steps}-{self.seed}-{self.steps}"
+        """Name it by its rate, seed and steps, and by what is not the default."""
+        others = [each for each in dataclasses.fields(self) if each.default is not dataclasses.MISSING]
+        changed = [each.name for each in others if getattr(self, each.name) != each.default]
+        words = (self.peak_lr, self.warmup_steps, self.seed, self.steps)
+        return "-".join([*(f"{word:g}" for word in words), *(f"{name}-{getattr(self, name)}" for name in changed)])
 
     def model(self, vocab_size: int) -> ModelConfig:
-        return dataclasses.replace(SIZES[self.size], vocab_size=vocab_size)
+        return dataclasses.replace(SIZES[self.size], vocab_size=vocab_size, dropout=self.dropout)
 
     def config(self, data: Path, run_dir: Path) -> TrainConfig:
         """Return the settings of our training."""
         return TrainConfig.of(
             data=(str(data),),
             run_dir=run_dir,
-            model=SIZES[self.size],
-            batch=BATCH,
-            optimizer=OptimizerConfig(schedule="inverse_sqrt", peak_lr=self.peak_lr, warmup_steps=self.warmup_steps),
+            model=self.model(0),
+            batch=BatchConfig(max_target_tokens=1024, packs_per_step=self.packs),
+            optimizer=OptimizerConfig(
+                kind=self.kind,
+                momentum=self.momentum,
+                schedule="inverse_sqrt",
+                peak_lr=self.peak_lr,
+                warmup_steps=self.warmup_steps,
+            ),
             seed=self.seed,
             max_steps=self.steps,
             save_every=self.every,
@@ -101,9 +119,10 @@ class RaceText:
         target, known = self.data.tokenizer().target, set(self.words())
         return [target.decode([int(word[1:]) for word in line.split() if word in known]) for line in lines]
 
-    def bleu(self, translations: Sequence[str]) -> float:
-        """Score translations of the validation sources."""
-        _, references = self.data.valid_text()
+    def bleu(self, translations: Sequence[str], references: Sequence[str] | None = None) -> float:
+        """Score translations of the validation sources, or of those of other references."""
+        if references is None:
+            _, references = self.data.valid_text()
         index = self.data.index
         language = index.target_language
         return corpus_bleu(translations, references, target_language=language, lowercase=index.lowercase).value

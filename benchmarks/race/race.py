@@ -8,12 +8,13 @@ import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.charts import race_picture
 from benchmarks.measure import ROOT, Measured, Part, columns, require_known, say, spread, vector_units
-from benchmarks.race.lane import RaceText, Recipe
+from benchmarks.race.lane import Kind, RaceText, Recipe
 from benchmarks.race.meter import Reading, run_metered
 from benchmarks.race.toolkits import TOOLKITS, Toolkit
 from benchmarks.rows import race_rows
@@ -30,6 +31,11 @@ _BEAM = 4
 # A batch's size is adjusted until a step has the wanted number of real target tokens, to this share.
 _PRECISION, _TRIALS = 0.015, 6
 _TRIED_STEPS, _COUNTED_STEPS = 100, 200
+# One thread, and an allocator that keeps what is freed, as ours asks for by itself (runtime/device.py).
+_ENVIRONMENT = {
+    **{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    **{"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_ARENA_MAX": "1"},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +54,13 @@ class RaceBenchmark(Part):
     """Marian's program, of the package pymarian."""
     eole: Path | None = None
     """Eole's program."""
-    rates: tuple[str, ...] = ("2e-3/100", "2e-3/300", "4e-3/100", "4e-3/300", "8e-3/100")
-    """Learning rates to choose from: peak/warm-up."""
+    rates: tuple[str, ...] = ("2e-3/100", "2e-3/300", "3e-3/200", "4e-3/100", "4e-3/300", "8e-3/100")
+    """Learning rates to choose from, with each optimizer of a toolkit: peak/warm-up."""
+    alike: str = "3e-3/200"
+    """Rate with which all toolkits train by Adam, besides their best recipes."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds; the first chooses the rates."""
-    grid_steps: int = 300
+    grid_steps: int = 400
     """Steps of a training that chooses rates."""
     steps: int = 800
     """Steps of each training of the race."""
@@ -69,15 +77,15 @@ class RaceBenchmark(Part):
         race.run()
         figures = race.figures()
         if self.json is not None:
-            processor = describe_environment()["processor"]
-            machine = f"{processor} with {vector_units()}; one thread; {text.data.index.corpus}"
-            write_file(self.json.with_suffix(".png"), race_picture(figures, note=machine))
+            best = {name: figures["toolkits"][name] for name in self.toolkits}
+            picture = race_picture({**figures, "toolkits": best}, note=note_of(text.data))
+            write_file(self.json.with_suffix(".png"), picture)
         return Measured(
             what="how long toolkits train until greedy translations of the validation text reach a BLEU score",
             figures=figures,
             table=race_table(figures),
             rows=race_rows(figures, SHOWN_GOALS),
-            wall_seconds=sum(found.get("wall_seconds", 0) for found in figures["toolkits"].values()),
+            wall_seconds=wall_seconds(self.work),
             text=text.data.index,
             seeds=self.seeds,
         )
@@ -89,60 +97,83 @@ class Race:
     toolkits: Mapping[str, Toolkit]
 
     def run(self) -> None:
-        """Train what is missing, one lane after the other."""
+        """Train what is missing. Toolkits alternate, so that what slows the machine for a while slows all of them."""
         for name, toolkit in self.toolkits.items():
-            failure = self.folder(name) / "failure.json"
-            failure.parent.mkdir(parents=True, exist_ok=True)
-            remove(failure)
-            try:
-                toolkit.setup()
-                for recipe in self.grid():
-                    self.lane(name, recipe)
-                for recipe in self.ranked(name):
-                    for lane in self.lanes_of(recipe):
-                        self.lane(name, lane)
-                    if self.trains(name, recipe):
-                        break
-            except UserError as error:
-                write_file(failure, json.dumps(str(error)))
-                say(f"{name}: {error}")
+            self.failure(name).parent.mkdir(parents=True, exist_ok=True)
+            remove(self.failure(name))
+            self.attempt(name, toolkit.setup)
+        self.alternate({name: self.grid(name) for name in self.toolkits})
+        self.alternate({name: self.lanes_of(self.alike()) for name in self.toolkits})
+        while waiting := [name for name in self.running() if not self.raced(name, self.chosen(name))]:
+            self.alternate({name: self.lanes_of(self.chosen(name)) for name in waiting})
+
+    def attempt(self, name: str, act: Callable[[], object]) -> None:
+        """Do something with a toolkit, which leaves the race if it fails."""
+        try:
+            act()
+        except UserError as error:
+            write_file(self.failure(name), json.dumps(str(error)))
+            say(f"{name}: {error}")
+
+    def alternate(self, lanes: Mapping[str, list[Recipe]]) -> None:
+        """Train the first lane of each toolkit, then the second of each, and so on."""
+        for recipes in itertools.zip_longest(*lanes.values()):
+            for name, recipe in zip(lanes, recipes, strict=True):
+                if recipe is not None and name in self.running():
+                    self.attempt(name, partial(self.lane, name, recipe))
+
+    def running(self) -> list[str]:
+        """List the toolkits that have not failed."""
+        return [name for name in self.toolkits if not self.failure(name).exists()]
+
+    def failure(self, name: str) -> Path:
+        """Return the file that says why a toolkit failed, if it did."""
+        return self.folder(name) / "failure.json"
 
     def folder(self, name: str) -> Path:
         return self.settings.work / self.settings.size / name
 
-    def grid(self) -> list[Recipe]:
-        settings, recipes = self.settings, []
-        for peak, warm_up in (rate.split("/") for rate in settings.rates):
-            recipe = Recipe(
-                size=settings.size,
-                peak_lr=float(peak),
-                warmup_steps=int(warm_up),
-                seed=settings.seeds[0],
-                steps=settings.grid_steps,
-                every=settings.every,
-            )
-            recipes.append(recipe)
-        return recipes
+    def grid(self, name: str) -> list[Recipe]:
+        """List the recipes to choose from."""
+        return [self.recipe(rate, kind) for kind in self.toolkits[name].kinds for rate in self.settings.rates]
+
+    def alike(self) -> Recipe:
+        """Return the recipe that all toolkits train with."""
+        return self.recipe(self.settings.alike, "adam")
+
+    def recipe(self, rate: str, kind: Kind) -> Recipe:
+        peak, warm_up = rate.split("/")
+        return Recipe(
+            size=self.settings.size,
+            kind=kind,
+            peak_lr=float(peak),
+            warmup_steps=int(warm_up),
+            seed=self.settings.seeds[0],
+            steps=self.settings.grid_steps,
+            every=self.settings.every,
+        )
 
     def ranked(self, name: str) -> list[Recipe]:
         """Sort the recipes of the grid by the scores of their last weights, best first."""
-        return sorted(self.grid(), key=lambda recipe: self.record(name, recipe)["points"][-1]["bleu"], reverse=True)
+        return sorted(self.grid(name), key=lambda recipe: self.record(name, recipe)["points"][-1]["bleu"], reverse=True)
 
     def lanes_of(self, recipe: Recipe) -> list[Recipe]:
         """Return a recipe of the grid with all seeds and steps of the race."""
         return [dataclasses.replace(recipe, seed=seed, steps=self.settings.steps) for seed in self.settings.seeds]
 
-    def trains(self, name: str, recipe: Recipe) -> bool:
-        """Decide whether a recipe was trained with all seeds, and reached the lowest goal with each."""
-        lanes = self.lanes_of(recipe)
-        return all((self.folder(name) / lane.name / "record.json").exists() for lane in lanes) and all(
-            time_to(GOALS[0], self.record(name, lane)["points"]) is not None for lane in lanes
+    def raced(self, name: str, recipe: Recipe) -> bool:
+        return all((self.folder(name) / lane.name / "record.json").exists() for lane in self.lanes_of(recipe))
+
+    def fails(self, name: str, recipe: Recipe) -> bool:
+        """Decide whether a recipe has raced, and did not reach the lowest goal with some seed."""
+        return self.raced(name, recipe) and any(
+            time_to(GOALS[0], self.record(name, lane)["points"]) is None for lane in self.lanes_of(recipe)
         )
 
     def chosen(self, name: str) -> Recipe:
-        """Return the best recipe of the grid that trains with all seeds, or else the best."""
+        """Return the best recipe of the grid of which no seed has failed, or else the best."""
         ranked = self.ranked(name)
-        return next((recipe for recipe in ranked if self.trains(name, recipe)), ranked[0])
+        return next((recipe for recipe in ranked if not self.fails(name, recipe)), ranked[0])
 
     def failed(self, name: str) -> list[str]:
         """List the better recipes that did not train with all seeds."""
@@ -196,33 +227,33 @@ class Race:
         return size
 
     def figures(self) -> dict[str, Any]:
-        """Collect what is done."""
+        """Collect what is done: for each toolkit its best recipe, and the one of all."""
+        found: dict[str, Any] = {}
+        for name, toolkit in self.toolkits.items():
+            if self.failure(name).exists():
+                found[name] = {"label": toolkit.label, "failure": json.loads(self.failure(name).read_text())}
+                continue
+            grid = [self.record(name, recipe) for recipe in self.grid(name)]
+            found[name] = {
+                **self._figures_of(name, self.chosen(name)),
+                "better_in_the_grid_but_failed_with_some_seed": self.failed(name),
+                "grid": [{**record["recipe"], "bleu": record["points"][-1]["bleu"]} for record in grid],
+            }
+            found[f"{name}_alike"] = self._figures_of(name, self.alike())
+            found[f"{name}_alike"]["label"] += ", the recipe of all"
         return {
             "size": self.settings.size,
             "steps": self.settings.steps,
             "unit": "CPU seconds of all processes, start-up included",
             "goals": list(GOALS),
-            "toolkits": {name: self._figures_of(name) for name in self.toolkits},
+            "toolkits": found,
         }
 
-    def _figures_of(self, name: str) -> dict[str, Any]:
-        failure = self.folder(name) / "failure.json"
-        if failure.exists():
-            return {"label": self.toolkits[name].label, "failure": json.loads(failure.read_text())}
-        records = [self.record(name, lane) for lane in self.lanes_of(self.chosen(name))]
-        grid = [self.record(name, recipe) for recipe in self.grid()]
+    def _figures_of(self, name: str, recipe: Recipe) -> dict[str, Any]:
+        records = [self.record(name, lane) for lane in self.lanes_of(recipe)]
         return {
-            "label": self.toolkits[name].label,
+            "label": self.toolkits[name].label + (", Muon" if recipe.kind == "muon" else ""),
             "recipe": records[0]["recipe"],
-            "better_in_the_grid_but_failed_with_some_seed": self.failed(name),
-            "grid": [
-                {
-                    "peak_lr": record["recipe"]["peak_lr"],
-                    "warmup_steps": record["recipe"]["warmup_steps"],
-                    "bleu": record["points"][-1]["bleu"],
-                }
-                for record in grid
-            ],
             "cpu_seconds_to_bleu": {
                 key_of(goal): spread_of_times([time_to(goal, record["points"]) for record in records]) for goal in GOALS
             },
@@ -234,7 +265,6 @@ class Race:
             },
             "bleu_of_beam": spread(record["bleu_of_beam"] for record in records),
             "peak_mib": max(record["peak_mib"] for record in records),
-            "wall_seconds": sum(record["points"][-1]["wall_seconds"] for record in (*grid, *records)),
             "curves": [
                 {key: [point[key] for point in record["points"]] for key in ("step", "cpu_seconds", "bleu")}
                 for record in records
@@ -252,7 +282,7 @@ def train(toolkit: Toolkit, recipe: Recipe, folder: Path, *, batch: int) -> tupl
         if new := toolkit.saved(folder).keys() - readings.keys():
             readings.update(dict.fromkeys(new, read()))
 
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     command = toolkit.command(recipe, folder, batch=batch)
     _, peak_mib = run_metered(command, log=folder / "log", environment=environment, watch=watch)
     if recipe.steps not in readings:
@@ -266,6 +296,16 @@ def our_step_tokens(data: Path, recipe: Recipe) -> float:
     training = open_training_data(config.corpora, config.batch, seed=config.seed)
     steps = training.plan.steps(training.plan.start(), config.batch.packs_per_step)
     return statistics.mean(step.target_tokens for step in itertools.islice(steps, _COUNTED_STEPS))
+
+
+def note_of(data: DataFolder) -> str:
+    """Describe what a picture was measured with."""
+    return f"{describe_environment()['processor']} with {vector_units()}; one thread; {data.index.corpus}"
+
+
+def wall_seconds(work: Path) -> float:
+    """Return the time of all trainings in a folder, without that of their scores."""
+    return sum(float(read_json(file)["points"][-1]["wall_seconds"]) for file in work.rglob("record.json"))
 
 
 def key_of(goal: int) -> str:
@@ -288,13 +328,17 @@ def spread_of_times(values: list[float | None]) -> dict[str, Any] | None:
     return {**found, "highest": None if None in values else found["highest"], "values": values}
 
 
-def time_to(goal: float, points: list[dict[str, Any]]) -> float | None:
-    """Return the CPU seconds to a score, on a line between the first weights that have it and those before."""
-    before = {"cpu_seconds": 0.0, "bleu": 0.0}
+def time_to(goal: float, points: list[dict[str, Any]], key: str = "cpu_seconds") -> float | None:
+    """Return the CPU seconds to a score, on a line between the first weights that have it and those before.
+
+    Args:
+        key: what is counted instead, such as `step`.
+    """
+    before = {key: 0.0, "bleu": 0.0}
     for point in points:
         if point["bleu"] >= goal:
             share = (goal - before["bleu"]) / (point["bleu"] - before["bleu"])
-            return float(before["cpu_seconds"] + share * (point["cpu_seconds"] - before["cpu_seconds"]))
+            return float(before[key] + share * (point[key] - before[key]))
         before = point
     return None
 

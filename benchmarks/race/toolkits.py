@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.race.lane import LARGEST, SIZES, RaceText, Recipe
+from benchmarks.race.lane import LARGEST, SIZES, Kind, RaceText, Recipe
 from dist_transformer.averaging.mean import mean_weights
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
@@ -45,6 +45,8 @@ class Toolkit(ABC):
     """Matches the path, in a lane's folder, of finished weights; its group is their step."""
     pads: ClassVar[bool] = False
     """Whether the size of its batches counts padding."""
+    kinds: ClassVar[tuple[Kind, ...]] = ("adam",)
+    """Optimizers that it offers."""
 
     @abstractmethod
     def setup(self) -> None:
@@ -99,10 +101,13 @@ class OfOurNetwork(Toolkit):
         pass
 
     def translate(self, weights: Path, recipe: Recipe, *, beam: int) -> list[str]:
+        return self.translate_lines(self.text.data.valid_text()[0], weights, recipe, beam=beam)
+
+    def translate_lines(self, lines: Sequence[str], weights: Path, recipe: Recipe, *, beam: int) -> list[str]:
         model = self.read(weights, recipe.model(self.text.data.index.vocab_size))
         settings = Decoding(beam=beam, length_penalty=LENGTH_PENALTY)
         translator = Translator(model, self.text.data.tokenizer(), torch.device("cpu"), settings)
-        return [one.text for one in translator.translate(self.text.data.valid_text()[0])]
+        return [one.text for one in translator.translate(lines)]
 
     @abstractmethod
     def read(self, weights: Path, config: ModelConfig) -> Transformer: ...
@@ -110,6 +115,7 @@ class OfOurNetwork(Toolkit):
 
 class Ours(OfOurNetwork):
     label = "dist_transformer"
+    kinds = ("adam", "muon")
     weights_pattern = r"run/weights/step-(\d+)\.safetensors"
 
     def command(self, recipe: Recipe, lane: Path, *, batch: int) -> list[str]:
@@ -154,6 +160,13 @@ class CompiledHuggingFace(HuggingFace):
 
     label = "Hugging Face MarianMTModel, compiled, tight buckets"
     way = "compiled"
+
+
+class PlainHuggingFace(HuggingFace):
+    """`MarianMTModel` as it is, in the same loop."""
+
+    label = "Hugging Face MarianMTModel, plain loop, tight buckets"
+    way = "plain"
 
 
 class Marian(Toolkit):
@@ -310,12 +323,13 @@ TOOLKITS: dict[str, type[Toolkit]] = {
     "eole": Eole,
     "trainer": HuggingFace,
     "compiled": CompiledHuggingFace,
+    "plain": PlainHuggingFace,
 }
 
 
 def differing(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the values that are not the defaults, at any depth."""
-    found = {name: value for name, value in values.items() if value != defaults[name]}
+    found = {name: value for name, value in values.items() if value != defaults.get(name)}
     return {
         name: differing(value, defaults[name]) if isinstance(value, dict) else value for name, value in found.items()
     }

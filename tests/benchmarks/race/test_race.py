@@ -1,5 +1,6 @@
 """A race, with a toolkit that only writes files: a real process, as the others are."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.race.race import (
 )
 from benchmarks.race.toolkits import Toolkit
 from benchmarks.rows import race_rows
+from dist_transformer.base.files import write_file
 from dist_transformer.data.folder.reader import DataFolder
 
 pytestmark = pytest.mark.slice(name="benchmarks")
@@ -69,7 +71,7 @@ def text(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Race
 
 def race(text: RaceText, work: Path) -> Race:
     rates = ("1e-2/10", "5e-4/10", "1e-4/10")
-    settings = RaceBenchmark(data=work, work=work, rates=rates, grid_steps=4, steps=8, every=4)
+    settings = RaceBenchmark(data=work, work=work, rates=rates, alike="2e-4/10", grid_steps=4, steps=8, every=4)
     return Race(settings, {"writer": Writer(text=text, program=Path(sys.executable))})
 
 
@@ -80,10 +82,11 @@ def test_the_best_recipe_that_trains_with_every_seed_races_and_what_is_done_stay
     contest.run()
     lanes = {path.name for path in contest.folder("writer").iterdir() if path.is_dir()}
     grid = {"0.01-10-1-4", "0.0005-10-1-4", "0.0001-10-1-4"}
-    assert lanes == {"trial", *grid, *(f"{rate}-10-{seed}-8" for rate in ("0.0005", "0.0001") for seed in (1, 2, 3))}
+    raced = {f"{rate}-10-{seed}-8" for rate in ("0.0005", "0.0002", "0.0001") for seed in (1, 2, 3)}
+    assert lanes == {"trial", *grid, *raced}
     everything = contest.figures()
     figures = everything["toolkits"]["writer"]
-    wanted = our_step_tokens(text.data.path, contest.grid()[0])
+    wanted = our_step_tokens(text.data.path, contest.grid("writer")[0])
     assert figures["step_tokens"] == pytest.approx(wanted, rel=0.015)
     assert [point["bleu"] > 99 for point in figures["grid"]] == [False, True, True]
     assert figures["recipe"]["peak_lr"] == 1e-4
@@ -96,11 +99,45 @@ def test_the_best_recipe_that_trains_with_every_seed_races_and_what_is_done_stay
     contest.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")} == starts
     assert "Writer" in race_table(everything)
-    (row,) = race_rows(everything, ["bleu_25", "bleu_30"])
-    cells = [text.format(figures=everything) for text in row["cells"]]
+    assert everything["toolkits"]["writer_alike"]["recipe"]["peak_lr"] == 2e-4
+    best, alike = race_rows(everything, ["bleu_25", "bleu_30"])
+    assert alike["cells"][0].startswith("Writer, the recipe of all")
+    cells = [text.format(figures=everything) for text in best["cells"]]
     assert cells[0] == "Writer, `tiny`"
     assert cells[2] == f"{figures['cpu_seconds_to_bleu']['bleu_30']['median']:,.0f}"
     assert race_picture(everything, note="here").startswith(b"\x89PNG")
+
+
+def test_toolkits_alternate_and_each_optimizer_has_the_same_rates(
+    text: RaceText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Both(Writer):
+        kinds = ("adam", "muon")
+
+    settings = RaceBenchmark(data=tmp_path, work=tmp_path, rates=("1e-4/10", "2e-4/10"), seeds=(1, 2))
+    program = Path(sys.executable)
+    first, gone, other = Both(text=text, program=program), Writer(text=text), Writer(text=text, program=program)
+    contest = Race(settings, {"first": first, "gone": gone, "other": other})
+    order = list[tuple[str, str]]()
+
+    def lane(self: Race, name: str, recipe: Recipe) -> None:
+        order.append((name, recipe.name))
+        points = [{"bleu": 50.0, "cpu_seconds": 1.0}]
+        (self.folder(name) / recipe.name).mkdir()
+        write_file(self.folder(name) / recipe.name / "record.json", json.dumps({"points": points}))
+
+    monkeypatch.setattr(Race, "lane", lane)
+    contest.run()
+    assert order == [
+        *[("first", "0.0001-10-1-400"), ("other", "0.0001-10-1-400")],
+        *[("first", "0.0002-10-1-400"), ("other", "0.0002-10-1-400")],
+        *[("first", "0.0001-10-1-400-kind-muon"), ("first", "0.0002-10-1-400-kind-muon")],
+        # The recipe of all, then the best, which is the first of equal ones.
+        *[("first", "0.003-200-1-800"), ("other", "0.003-200-1-800")],
+        *[("first", "0.003-200-2-800"), ("other", "0.003-200-2-800")],
+        *[("first", "0.0001-10-1-800"), ("other", "0.0001-10-1-800")],
+        *[("first", "0.0001-10-2-800"), ("other", "0.0001-10-2-800")],
+    ]
 
 
 def test_times_and_rates_by_hand() -> None:
@@ -113,6 +150,7 @@ def test_times_and_rates_by_hand() -> None:
     assert time_to(15, points) == 25.0
     assert time_to(20, points) == 30.0
     assert time_to(25, points) is None
+    assert time_to(15, points, "step") == 15.0
     # A seed that does not get there is slower than all that do.
     found = spread_of_times([3.0, None, 1.0])
     assert found == {"median": 3.0, "lowest": 1.0, "highest": None, "values": [3.0, None, 1.0]}

@@ -1,5 +1,6 @@
 """Commands of each toolkit, and the files that it leaves."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -10,7 +11,8 @@ from safetensors.torch import save_file
 from transformers import MarianMTModel
 
 from benchmarks.race.lane import RaceText, Recipe
-from benchmarks.race.toolkits import Eole, HuggingFace, Marian
+from benchmarks.race.toolkits import Eole, HuggingFace, Marian, Ours
+from dist_transformer.config.flags import parse_training
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.export.marian import marian_model
 from dist_transformer.model.transformer import Transformer
@@ -37,6 +39,17 @@ def test_others_are_told_the_same(text: RaceText, tmp_path: Path) -> None:
     highest = training["learning_rate"] * 128**-0.5 * min(300**-0.5, 300 * 300**-1.5)
     assert highest == pytest.approx(2e-3)
     assert (training["batch_size"], training["warmup_steps"], training["train_steps"]) == (1999, 300, 800)
+
+
+def test_ours_is_told_its_optimizer(text: RaceText, tmp_path: Path) -> None:
+    """Only what differs from `base` is in the file, and `train` accepts it."""
+    recipe = dataclasses.replace(RECIPE, kind="muon", momentum=0.9, packs=1, dropout=0.05)
+    assert recipe.name == "0.002-300-7-800-kind-muon-momentum-0.9-packs-1-dropout-0.05"
+    command = Ours(text=text).command(recipe, tmp_path, batch=0)
+    config = parse_training(command[command.index("train") + 1 :])[0]
+    optimizer = config.optimizer
+    assert (optimizer.kind, optimizer.momentum, optimizer.peak_lr, optimizer.warmup_steps) == ("muon", 0.9, 2e-3, 300)
+    assert (config.batch.packs_per_step, config.model.dropout, config.seed, config.max_steps) == (1, 0.05, 7, 800)
 
 
 def test_weights_of_hugging_face_are_read_as_our_network(text: RaceText, tmp_path: Path) -> None:
