@@ -1,5 +1,6 @@
 """Names of the files of a model folder, and what a path is that is given in place of one."""
 
+import re
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
@@ -13,7 +14,14 @@ OF_ANOTHER_LIBRARY = (
     "only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a "
     "MarianMT folder with dist-transformer import"
 )
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SHARE = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _FOREIGN_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack", ".onnx", ".gguf")
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a word may be the name of a model on the hub."""
+    return _HUB_NAME.fullmatch(name) is not None
 
 
 def is_of_transformers(path: Path) -> bool:
@@ -25,12 +33,28 @@ def is_of_transformers(path: Path) -> bool:
     return "model_type" in values and "format_version" not in values
 
 
+def with_share(path: Path) -> tuple[Path, float]:
+    """Split `MODEL:2` into the path of a model and its share; without a number, the share is 1.
+
+    Raises:
+        UserError: the share is 0.
+    """
+    name, _, number = str(path).rpartition(":")
+    if not name or path.exists() or not _SHARE.fullmatch(number):
+        return path, 1.0
+    if float(number) == 0:
+        raise UserError(f"{path} has no share in the result: leave it out")
+    return Path(name), float(number)
+
+
 def no_model(path: Path, missing: str) -> UserError:
     """Build the error about a path that is not a model folder: what it is instead, and the way to a model."""
     inner = path / "model"
     found, remedy = f"it has no {missing}", f"{REMEDY}, or check the path"
     if not path.exists():
         found, remedy = "it does not exist", "check the path, or make a model with dist-transformer average"
+        if is_hub_name(str(path)):
+            remedy += f", or take one of the hub with {as_typed(own_command('import', path, '--out', 'MODEL'))}"
     elif not path.is_dir():
         found, remedy = _no_folder(path)
     elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):

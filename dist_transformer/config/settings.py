@@ -74,6 +74,8 @@ class ModelConfig:
     """Add a bias to the output projection, one number per entry of the vocabulary."""
     begin_with_pad: bool = setting(False, **OMIT_DEFAULT)
     """Begin the decoder with the vector of <pad> instead of that of <s>, as Marian's published models do."""
+    begin_with_zeros: bool = setting(False, **OMIT_DEFAULT)
+    """Begin the decoder with a vector of zeros, as Marian does, instead of that of <s>."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
@@ -92,6 +94,9 @@ class ModelConfig:
         else:
             require_positive(self, "head_width")
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
+        if self.begin_with_zeros:
+            remedy = "a decoder that begins with zeros has no other beginning"
+            require(not self.begin_with_pad, "begin_with_pad", self.begin_with_pad, remedy)
         for name in ("vocab_size", "target_vocab_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
         if self.target_vocab_size:
