@@ -378,6 +378,8 @@ class TrainConfig:
     """Compile layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; auto: from 6,000 target tokens at once."""
     profile: str | None = setting(None, **OMIT_DEFAULT)
     """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
+    sinks: tuple[str, ...] = setting(("tensorboard",), commas=True, **OMIT_DEFAULT)
+    """Places of the figures beside metrics.jsonl, separated by commas: tensorboard, wandb, mlflow."""
     seed: int = 1
     """Seed of the first weights, the dropout masks and the order of the data."""
     checkpoints: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
@@ -391,6 +393,8 @@ class TrainConfig:
         require_positive(self, "max_steps", "log_every", "max_skipped_steps")
         require_fraction(self, "ema_decay")
         require_not_negative(self, "seed")
+        for name in self.sinks:
+            require(name in SINK_NAMES, "sinks", name, f"choose among {', '.join(SINK_NAMES)}")
         if self.profile is not None:
             found = re.fullmatch("([1-9][0-9]{0,12}):([1-9][0-9]{0,12})", self.profile)
             fits = found is not None and int(found[1]) + int(found[2]) - 1 <= self.max_steps
@@ -423,6 +427,7 @@ class TrainConfig:
         return build(TrainConfig, _known(settings), default=self)
 
 
+SINK_NAMES = ("tensorboard", "wandb", "mlflow")
 RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed", "threads")
 """Entries of a run's config.json other than the settings."""
 

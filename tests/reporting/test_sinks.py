@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from dist_transformer.base.errors import UserError
+from dist_transformer.config.presets import PRESETS
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.reporting.sinks import SINKS, MetricSink
+from dist_transformer.reporting.trackers import TRACKERS
 from dist_transformer.run.layout import read_records
 
 
@@ -82,3 +85,22 @@ def test_other_ranks_make_no_sink(made: list[Kept], tmp_path: Path) -> None:
     reporter.record("train", 1, {"loss": 1.0})
     reporter.close()
     assert made == []
+
+
+def test_sinks_of_the_package_are_chosen_by_name(
+    made: list[Kept], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SINKS, "_entries", {})
+    monkeypatch.setitem(TRACKERS, "wandb", lambda *given: made.append(Kept(*given)) or made[-1])
+    for number, (sinks, trackers, has_board) in enumerate(
+        ((("tensorboard",), 0, True), (("wandb",), 1, False), (("tensorboard", "wandb"), 2, True))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        reporter = Reporter(folder, is_main=True, max_steps=9, first_step=0, sinks=sinks)
+        reporter.record("train", 1, {"loss": 1.0})
+        reporter.close()
+        assert (len(made), (folder / "tensorboard").exists()) == (trackers, has_board)
+    assert [each.records for each in made] == [[("train", 1, {"loss": 1.0})]] * 2
+    with pytest.raises(UserError, match="sinks is 'comet': choose among tensorboard, wandb, mlflow"):
+        PRESETS["tiny"].changed(sinks=("comet",))
