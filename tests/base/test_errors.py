@@ -111,6 +111,10 @@ def test_any_other_error_is_one_line_and_a_traceback_on_request(
             RuntimeError("I/O error: No space left on device (os error 28)"),
             "a file cannot be written (No space left on device)",
         ),
+        (
+            RuntimeError("I/O error: File too large (os error 27)"),
+            "a file cannot be written (File too large)",
+        ),
     ],
 )
 def test_a_full_disk_is_one_sentence(
@@ -122,4 +126,5 @@ def test_a_full_disk_is_one_sentence(
     monkeypatch.setattr(sys, "argv", ["command"])
     with pytest.raises(SystemExit):
         exit_on_user_error(fail, prints=False)
-    assert capsys.readouterr().err == f"error: {said}: free space there, and run the same command again\n"
+    first = "raise the limit of file size (ulimit -f)" if "too large" in said else "free space there"
+    assert capsys.readouterr().err == f"error: {said}: {first}, and run the same command again\n"
