@@ -151,6 +151,8 @@ def test_models_of_ours_agree_with_marian(
     write_model_folder(tmp_path / "model", info=info, weights=weights, tokenizer_json=vocabulary.content)
     rows = ROWS if tags else [*ROWS, "text"]
     assert export(tmp_path / "model", "marian", tmp_path / "out", program=str(program)) == [*rows, "beam search"]
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ('| sed "s/^/<2de> /" | marian decode --config decoder.yml |' in card) == bool(tags)
 
 
 def tune(model: Path, folder: Path, lines: Lines) -> Path:
