@@ -38,7 +38,7 @@ def test_each_number_is_mixed_by_the_shares(tmp_path: Path) -> None:
     ("changes", "what"),
     [
         ({"model": dataclasses.replace(MODEL, norm="pre")}, "norm"),
-        ({"tokenizer": learn_byte_bpe(["c d"], vocab_size=300)}, "vocabulary"),
+        ({"tokenizer": learn_byte_bpe(["a b"], vocab_size=300, lowercase=True)}, "vocabulary"),
         ({"target_language": "fr"}, "direction"),
     ],
 )
