@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import Measure, require_measurable
 from dist_transformer.config.plain import OMIT_DEFAULT
-from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
+from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, SINK_NAMES
 from dist_transformer.config.schema import (
     FLAT,
     build,
@@ -94,9 +94,8 @@ class ModelConfig:
         else:
             require_positive(self, "head_width")
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
-        if self.begin_with_zeros:
-            remedy = "a decoder that begins with zeros has no other beginning"
-            require(not self.begin_with_pad, "begin_with_pad", self.begin_with_pad, remedy)
+        begins_twice = self.begin_with_pad and self.begin_with_zeros
+        require(not begins_twice, "begin_with_pad", True, "leave it out, because begin_with_zeros is set")
         for name in ("vocab_size", "target_vocab_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
         if self.target_vocab_size:
@@ -393,8 +392,7 @@ class TrainConfig:
         require_positive(self, "max_steps", "log_every", "max_skipped_steps")
         require_fraction(self, "ema_decay")
         require_not_negative(self, "seed")
-        for name in self.sinks:
-            require(name in SINK_NAMES, "sinks", name, f"choose among {', '.join(SINK_NAMES)}")
+        require({*self.sinks} <= {*SINK_NAMES}, "sinks", self.sinks, f"choose among {', '.join(SINK_NAMES)}")
         if self.profile is not None:
             found = re.fullmatch("([1-9][0-9]{0,12}):([1-9][0-9]{0,12})", self.profile)
             fits = found is not None and int(found[1]) + int(found[2]) - 1 <= self.max_steps
@@ -427,7 +425,6 @@ class TrainConfig:
         return build(TrainConfig, _known(settings), default=self)
 
 
-SINK_NAMES = ("tensorboard", "wandb", "mlflow")
 RUN_IDENTITY = ("data_sha256", "init_from_sha256", "deepspeed", "threads")
 """Entries of a run's config.json other than the settings."""
 

@@ -23,8 +23,8 @@ def find_folder(path: Path) -> Path:
         return Path(snapshot_download(str(path), allow_patterns=_READ))
     except Exception as error:  # one of many types: not found, private, gated, no network, a full disk
         raise UserError(
-            f"{path} is no folder here, and the hub does not give it ({_reason(error)}): check the name and the "
-            "network; a private model needs hf auth login"
+            f"{path} is no folder here, and cannot be downloaded from the hub ({_reason(error)}): check the name and "
+            "the network; a private model needs hf auth login"
         ) from error
 
 

@@ -16,7 +16,7 @@ from tests.averaging.conftest import MODEL, random_weights, save
 
 
 def test_each_number_is_mixed_by_the_shares(tmp_path: Path) -> None:
-    """Of two runs, which a mean refuses, with another dropout."""
+    """Two runs, which a mean refuses, have dropout rates of their own."""
     base = save(tmp_path / "base", 4, corpus="general")
     tuned = save(tmp_path / "tuned", 2, run="another", corpus="own", model=dataclasses.replace(MODEL, dropout=0.3))
     info = api.average(interpolate=[f"{base}:3", f"{tuned}:1"], out=tmp_path / "out")

@@ -182,7 +182,7 @@ def test_a_published_test_set(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """From a copy of sacreBLEU's cache, without a network."""
+    """A copy of sacreBLEU's cache is enough without a network."""
 
     def fetch(address: str) -> None:
         raise URLError("no route to statmt.org")

@@ -44,14 +44,17 @@ def test_a_model_is_downloaded_and_then_found_without_a_network(folder: Path, tm
         assert (Path(line) / "source.spm").read_bytes() == b"source.spm\n"
         # Missing, or private: the hub does not say which.
         status, refusal = say(FIND, "org/nothing", tmp_path=tmp_path, url=url)
-        assert (status, "UserError: org/nothing is no folder here, and the hub does not give it (4" in refusal) == (
+        assert (
+            status,
+            "UserError: org/nothing is no folder here, and cannot be downloaded from the hub (4" in refusal,
+        ) == (
             1,
             True,
         )
         assert refusal.endswith("check the name and the network; a private model needs hf auth login")
     assert say(FIND, NAME, tmp_path=tmp_path, url=url) == (0, line)
     status, refusal = say(FIND, "org/nothing", tmp_path=tmp_path, url=url)
-    assert (status, "is no folder here, and the hub does not give it (" in refusal) == (1, True)
+    assert (status, "is no folder here, and cannot be downloaded from the hub (" in refusal) == (1, True)
     # A folder that is here is not asked for.
     assert say(FIND, "opus", tmp_path=tmp_path, url=url) == (0, "opus")
 

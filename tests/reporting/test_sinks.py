@@ -102,5 +102,5 @@ def test_sinks_of_the_package_are_chosen_by_name(
         reporter.close()
         assert (len(made), (folder / "tensorboard").exists()) == (trackers, has_board)
     assert [each.records for each in made] == [[("train", 1, {"loss": 1.0})]] * 2
-    with pytest.raises(UserError, match="sinks is 'comet': choose among tensorboard, wandb, mlflow"):
+    with pytest.raises(UserError, match=r"sinks is \('comet',\): choose among tensorboard, wandb, mlflow"):
         PRESETS["tiny"].changed(sinks=("comet",))
