@@ -94,8 +94,7 @@ class ModelConfig:
         else:
             require_positive(self, "head_width")
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
-        begins_twice = self.begin_with_pad and self.begin_with_zeros
-        require(not begins_twice, "begin_with_pad", True, "leave it out, because begin_with_zeros is set")
+        require(not (self.begin_with_pad and self.begin_with_zeros), "begin_with_pad", True, "begin_with_zeros is set")
         for name in ("vocab_size", "target_vocab_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "it comes from the tokenizer")
         if self.target_vocab_size:
