@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from dist_transformer.averaging.interpolation import interpolate
 from dist_transformer.averaging.mean import write_mean
 from dist_transformer.averaging.settings import AVERAGE_RULES, AverageSettings
 from dist_transformer.averaging.sweep import choose_better, sweep, write_best
@@ -151,7 +152,8 @@ def average(**settings: Any) -> ModelInfo:
             `last`: number of newest weight files to average; `every`: the training time between them in minutes.
             `best`: number of best weight files instead; `by`: a measure of their validation: `nll`, `bleu`, `chrf`,
             `ter` or `command`; by default the one by which the run ranked them.
-            `checkpoints`: weight files, checkpoints or model folders instead of a run.
+            `checkpoints`: weight files, checkpoints or model folders instead of a run; `interpolate`: models with
+            shares, `["BASE:0.5", "TUNED:0.5"]`, of which one was trained from the other.
             `sweep`: numbers of weight files, whose means are compared by their BLEU on the text `src` with the
             reference `ref`, by default the validation text; the best is written. Its translations have the settings of
             `evaluate`, without those of samples.
@@ -163,6 +165,8 @@ def average(**settings: Any) -> ModelInfo:
         UserError: the weights do not fit together, or are too few, or settings have no effect.
     """
     wanted = read_keywords(AverageSettings, settings, "average").build(AverageSettings, rules=AVERAGE_RULES)
+    if wanted.interpolate:
+        return interpolate(wanted.interpolate, wanted.out)
     if wanted.sweep:
         result = sweep(wanted, find_device(wanted.loading.device))
         chosen, info = result.best.chosen, write_best(result)
@@ -180,7 +184,8 @@ def evaluate(**settings: Any) -> Evaluation | Any:
     Args:
         settings: those of the command, by the names of its flags.
             `model`: model folder, or those of an ensemble (see `load`).
-            `src`: source text, one sentence per line; `ref`: raw reference text, a file or several references.
+            `src`: source text, one sentence per line; `ref`: raw reference text, a file or several references; or
+            `test_set`: one of sacreBLEU's, such as `wmt14/full`.
             `lowercase`: ignore case. `json`: file for the scores, beside which the hypotheses are written.
             `device`: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
             `precision`: `fp32`, `bf16` or `int8`; default: bf16 if the processor has instructions for it, otherwise

@@ -9,6 +9,7 @@ README.md           the model card
 
 import glob
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,8 @@ _OF_ANOTHER_LIBRARY = (
     "only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a "
     "MarianMT folder with dist-transformer import"
 )
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SHARE = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _FOREIGN_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack", ".onnx", ".gguf")
 
 # Below this share of training sources of several sentences, a model translates the first sentence of a line. Captions:
@@ -311,10 +314,29 @@ def _model_card(name: str, info: ModelInfo, parameters: int, notes: Sequence[str
     )
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether a word may be the name of a model on the hub."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
 def is_of_transformers(path: Path) -> bool:
     """Return whether a folder's config.json is that of a model for transformers, such as an export."""
     values = read_object(path / CONFIG_FILE)
     return "model_type" in values and "format_version" not in values
+
+
+def with_share(path: Path) -> tuple[Path, float]:
+    """Split `MODEL:2` into the path of a model and its share; without a number, the share is 1.
+
+    Raises:
+        UserError: the share is 0.
+    """
+    name, _, number = str(path).rpartition(":")
+    if not name or path.exists() or not _SHARE.fullmatch(number):
+        return path, 1.0
+    if float(number) == 0:
+        raise UserError(f"{path} has no share in the result: leave it out")
+    return Path(name), float(number)
 
 
 def no_model(path: Path, missing: str) -> UserError:
@@ -323,6 +345,8 @@ def no_model(path: Path, missing: str) -> UserError:
     found, remedy = f"it has no {missing}", f"{_REMEDY}, or check the path"
     if not path.exists():
         found, remedy = "it does not exist", "check the path, or make a model with dist-transformer average"
+        if is_hub_name(str(path)):
+            remedy += f", or take one of the hub with {as_typed(own_command('import', path, '--out', 'MODEL'))}"
     elif not path.is_dir():
         found, remedy = _no_folder(path)
     elif all((inner / name).exists() for name in (CONFIG_FILE, WEIGHTS_FILE)):

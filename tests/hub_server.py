@@ -1,5 +1,6 @@
-"""A local stand-in of the hub: one dataset with a loading script, and its copy as Parquet files in a branch."""
+"""A local stand-in of the hub: one repository, such as a dataset with its copy as Parquet files in a branch."""
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,18 @@ BRANCHES = {"main": "a" * 40, "refs/convert/parquet": "b" * 40}
 
 
 @contextmanager
-def serve_hub(branches: dict[str, Path]) -> Iterator[str]:
-    """Serve DATASET with a folder per branch; gives the value of HF_ENDPOINT."""
+def serve_hub(
+    branches: dict[str, Path], repository: str = f"datasets/{DATASET}", uploads: dict[str, bytes] | None = None
+) -> Iterator[str]:
+    """Serve a repository with a folder per branch; gives the value of HF_ENDPOINT.
+
+    Args:
+        repository: such as `models/ORG/NAME`.
+        uploads: receives the content of what is uploaded, by name, and the request for a new model as `create`; None:
+            nobody may upload.
+    """
     folders = {BRANCHES[name]: folder for name, folder in branches.items()}
+    api, name = f"/api/{repository}", repository.partition("/")[2]
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -33,14 +43,17 @@ def serve_hub(branches: dict[str, Path]) -> Iterator[str]:
 
         def answer(self, body: bytes = b"") -> None:
             path = urlsplit(self.path).path
-            if path == f"/api/datasets/{DATASET}":
+            if self.command == "POST" and "/paths-info/" not in path:
+                self.take(path, body)
+                return
+            if path == api:
                 self.describe(BRANCHES["main"], "", body)
                 return
             for start, reply in (
-                (f"/api/datasets/{DATASET}/revision/", self.describe),
-                (f"/api/datasets/{DATASET}/tree/", self.list_files),
-                (f"/api/datasets/{DATASET}/paths-info/", self.find_files),
-                (f"/datasets/{DATASET}/resolve/", self.send_file),
+                (f"{api}/revision/", self.describe),
+                (f"{api}/tree/", self.list_files),
+                (f"{api}/paths-info/", self.find_files),
+                (f"/{repository.removeprefix('models/')}/resolve/", self.send_file),
             ):
                 if path.startswith(start):
                     revision, _, inner = path.removeprefix(start).partition("/")
@@ -63,7 +76,26 @@ def serve_hub(branches: dict[str, Path]) -> Iterator[str]:
         def describe(self, commit: str, inner: str, body: bytes) -> None:
             files = [path for path in folders[commit].rglob("*") if path.is_file()]
             siblings = [{"rfilename": str(path.relative_to(folders[commit]))} for path in files]
-            self.send_json({"id": DATASET, "sha": commit, "private": False, "tags": [], "siblings": siblings})
+            self.send_json({"id": name, "sha": commit, "private": False, "tags": [], "siblings": siblings})
+
+        def take(self, path: str, body: bytes) -> None:
+            """Answer the requests of an upload."""
+            if path == "/api/validate-yaml":
+                self.send_json({"errors": [], "warnings": []})
+            elif uploads is None:
+                self.send(403, b"", {"X-Error-Message": "you may not write"})
+            elif path == "/api/repos/create":
+                uploads["create"] = body
+                self.send_json({"url": f"http://{self.headers['Host']}/{name}"})
+            elif path.endswith("/preupload/main"):
+                named = [file["path"] for file in json.loads(body)["files"]]
+                files = [{"path": file, "uploadMode": "regular", "shouldIgnore": False} for file in named]
+                self.send_json({"files": files})
+            else:
+                for line in map(json.loads, body.splitlines()):
+                    if line["key"] == "file":
+                        uploads[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                self.send_json({"commitUrl": f"http://{self.headers['Host']}/{name}/commit/1", "commitOid": "c" * 40})
 
         def list_files(self, commit: str, inner: str, body: bytes) -> None:
             folder = folders[commit] / inner

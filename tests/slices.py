@@ -50,8 +50,8 @@ SLICES = {
     "slurm-ends": Slice(files=("slurm/", "tests/slurm/", "dist_transformer/training/fault_tolerance/"), processes=1),
     "slurm-jobs": Slice(files=("slurm/", "tests/slurm/", "dist_transformer/runtime/"), processes=1),
     "store": Slice(files=("dist_transformer/data/folder/", "dist_transformer/data/loading/"), processes=1),
+    "trackers": Slice(files=("dist_transformer/reporting/", "pyproject.toml"), processes=1),
     "vocabularies": Slice(files=("dist_transformer/data/vocabulary/", "dist_transformer/export/")),
-    "wandb": Slice(files=("dist_transformer/reporting/", "pyproject.toml"), processes=1),
     "wheel": Slice(files=("pyproject.toml", "constraints.txt", "dist_transformer/api", "ds_configs/"), processes=1),
     "worlds": Slice(files=("dist_transformer/training/", "dist_transformer/cost/", "tests/distributed/")),
 }

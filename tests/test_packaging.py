@@ -96,10 +96,11 @@ def declared(*extras: str) -> dict[str, Requirement]:
 
 def test_every_import_of_the_library_is_declared_and_no_more() -> None:
     library = set(MODULES.values()) - set(EXPORTS)
-    # torch.utils.tensorboard imports the one; torch brings the other where it is built for GPUs; a sink is an extra.
+    # torch.utils.tensorboard imports the one; torch brings the other where it is built for GPUs; trackers are extras,
+    # which are imported by name.
     # Python has `compression` from 3.14.
     needed = (imported_packages(*library, *TOOLS) | {"tensorboard"}) - {"triton", "compression"}
-    assert needed == (declared() | declared("wandb")).keys()
+    assert needed == declared().keys()
 
 
 def test_every_import_of_peers_and_tests_is_declared() -> None:

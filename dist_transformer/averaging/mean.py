@@ -79,7 +79,8 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
     check_together(sources)
     first = sources[0]
     tokenizer = load_vocabulary(first.tokenizer_file, sha256=first.info.tokenizer_sha256)
-    weights = _mean(sources)
+    # A source that is the mean of k steps counts k times, so that the result is the mean of all steps.
+    weights = weighted_mean(sources, [len(source.info.steps) for source in sources])
     steps = tuple(sorted(step for source in sources for step in source.info.steps))
     run = next((source.info.run for source in sources if source.info.run is not None), None)
     return MeanWeights(
@@ -90,11 +91,14 @@ def mean_weights(paths: Sequence[Path]) -> MeanWeights:
     )
 
 
-def _mean(sources: Sequence[WeightSource]) -> dict[str, torch.Tensor]:
+def weighted_mean(sources: Sequence[WeightSource], shares: Sequence[float]) -> dict[str, torch.Tensor]:
+    """Compute the mean of weights by their shares, which need not add up to 1.
+
+    Raises:
+        UserError: a source holds numbers that are not finite.
+    """
     shapes = parameter_shapes(sources[0].info.model)
     mean = {name: torch.empty(shape) for name, shape in shapes.items()}
-    # A source that is the mean of k steps counts k times, so that the result is the mean of all steps.
-    shares = [len(source.info.steps) for source in sources]
     for name, shape in shapes.items():
         block = max(1, _BLOCK_NUMBERS // torch.Size(shape[1:]).numel())
         for first in range(0, shape[0], block):

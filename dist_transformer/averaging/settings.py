@@ -29,6 +29,8 @@ class AverageSettings:
     default: the run's best_by."""
     checkpoints: tuple[Path, ...] = ()
     """Weight files, checkpoints or model folders, instead of a run."""
+    interpolate: tuple[Path, ...] = ()
+    """A model and what was trained from it, with their shares: BASE:0.5 TUNED:0.5."""
     out: Path
     """Model folder to write."""
     sweep: tuple[int, ...] = setting((), commas=True)
@@ -41,8 +43,10 @@ class AverageSettings:
     search: Annotated[Search, FLAT]
 
     def __post_init__(self) -> None:
-        if (self.run_dir is None) != bool(self.checkpoints):
-            raise UserError("run_dir or checkpoints: pass one of them; the other choices are among the files of a run")
+        if sum(map(bool, (self.run_dir, self.checkpoints, self.interpolate))) != 1:
+            raise UserError(
+                "run_dir, checkpoints or interpolate: pass one of them; the other choices are among the files of a run"
+            )
         if self.best is not None and bool(self.best) == bool(self.sweep):
             raise UserError("best needs a number without a sweep, and none with it: the sweep has the numbers")
         require_positive(self, "last", "every", "sweep")
@@ -64,6 +68,7 @@ AVERAGE_RULES = FlagRules(
         f"--src {_OF_A_SWEEP}": "--sweep",
     },
     conflicts={
+        ("--run-dir --last --best --sweep --checkpoints", "--interpolate"): "which names the weights",
         ("--run-dir --last --best --sweep", "--checkpoints"): "which are the weights to average",
         ("--best --sweep", "--last"): "which is a choice of its own",
         ("--every", "--best"): "which chooses by validations",

@@ -20,7 +20,7 @@ from dist_transformer.base.urls import without_secrets
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Start of the text of an OSError; the words after it say the same.
 _ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
@@ -61,8 +61,10 @@ class WriteError(UserError, OSError):
     """A file or folder that the system does not let us write; `OSError` has number, reason and path."""
 
     def __str__(self) -> str:
-        is_full = self.errno in _FULL
-        remedy = "free space there, and run the same command again" if is_full else "choose another place"
+        remedy = "choose another place"
+        if self.errno in _FULL:
+            first = "raise the limit of file size (ulimit -f)" if self.errno == errno.EFBIG else "free space there"
+            remedy = f"{first}, and run the same command again"
         return one_line(f"{self.filename} cannot be written ({self.strerror}): {remedy}")
 
 
@@ -175,10 +177,10 @@ def report(error: Exception) -> int:
         traceback.print_exception(error)
         hint = ""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if disk_is_full(error):
+    if number := lack_of_room(error):
         place = getattr(error, "filename", None) or "a file"
-        reason = getattr(error, "strerror", None) or os.strerror(errno.ENOSPC)
-        text = str(WriteError(errno.ENOSPC, reason, place))
+        reason = getattr(error, "strerror", None) or os.strerror(number)
+        text = str(WriteError(number, reason, place))
     elif _is_short_of_memory(error):
         text = (
             f"out of memory ({reason:.300}): use smaller sizes or batches, or fewer processes; "
@@ -205,10 +207,13 @@ def _place_of(error: Exception) -> str:
     return f"{path.relative_to(_PACKAGE) if ours else path.name}:{frame.lineno}"
 
 
-def disk_is_full(error: Exception) -> bool:
-    """Return whether an exception means a full disk or a used quota; libraries have classes of their own for it."""
+def lack_of_room(error: Exception) -> int:
+    """Return the system's number of an error of a full disk, a used quota or a limit of file size; 0: it is another.
+
+    Libraries have classes of their own for it.
+    """
     number = error.errno if isinstance(error, OSError) else None
-    return number in _FULL or os.strerror(errno.ENOSPC) in str(error)
+    return next((each for each in _FULL if each == number or os.strerror(each) in str(error)), 0)
 
 
 def _is_short_of_memory(error: Exception) -> bool:

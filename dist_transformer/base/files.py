@@ -1,7 +1,6 @@
 """Durable, atomic writes: the only place that writes and removes files."""
 
 import contextlib
-import errno
 import glob
 import hashlib
 import io
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from dist_transformer.base.errors import UserError, WriteError, disk_is_full
+from dist_transformer.base.errors import UserError, WriteError, lack_of_room
 from dist_transformer.base.locks import exclusive_folder, is_locked
 
 _UNFINISHED = ".tmp"
@@ -83,8 +82,8 @@ def _named(error: Exception, path: Path, beside: Path) -> Exception:
     Args:
         beside: what was written in place of the path; errors of other files stay as they are.
     """
-    if disk_is_full(error):
-        return WriteError(errno.ENOSPC, getattr(error, "strerror", None) or os.strerror(errno.ENOSPC), str(path))
+    if number := lack_of_room(error):
+        return WriteError(number, getattr(error, "strerror", None) or os.strerror(number), str(path))
     if not isinstance(error, OSError) or error.errno is None:
         return error
     is_own = error.filename is None or str(error.filename).startswith(str(beside))

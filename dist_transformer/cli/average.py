@@ -3,6 +3,7 @@
 dist-transformer average --run-dir RUN --out MODEL
 dist-transformer average --run-dir RUN --last 5 --out MODEL
 dist-transformer average --run-dir RUN --every 10 --last 20 --out MODEL
+dist-transformer average --interpolate BASE:0.5 TUNED:0.5 --out MODEL
 dist-transformer average --run-dir RUN --sweep 1,5,10,20 --src dev.en --ref dev.de --out MODEL
 
 Without --last, --best, --sweep or --checkpoints, the newest weight files are chosen, at most five, without those that
@@ -18,6 +19,9 @@ jobs, validation and saving do not. A distance that is off by more than half of 
 
 All weights must come from one run: the same model, tokenizer, data, seed and batch. Each step counts once. A model
 folder that is the mean of k steps counts k times, so that the result is the mean of all steps.
+
+--interpolate mixes the weights of a model with those of another that was trained from it (--init-from), by shares; such
+a mixture usually keeps more of what the first one could do.
 
 --sweep averages the last N weight files for each N (with --best the best N; with --every spaced in time), translates a
 dev set with each mean and scores it. It writes the table to OUT.sweep.json and OUT.sweep.md, and the mean with the
@@ -36,7 +40,7 @@ from dist_transformer.config.schema import values_of
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.inference.decoding import Loading
 from dist_transformer.inference.loading import translate_command
-from dist_transformer.model_folder import ModelInfo, refuse_other_content
+from dist_transformer.model_folder import ModelInfo, refuse_other_content, with_share
 from dist_transformer.run.outputs import claim_folder
 from dist_transformer.runtime.agreement import joined
 from dist_transformer.runtime.world import World, read_world
@@ -47,12 +51,19 @@ if TYPE_CHECKING:
 
 def main() -> None:
     settings, world = parse_arguments(), read_world()
-    inputs = (settings.run_dir, *settings.checkpoints, settings.src, settings.ref)
+    named = [with_share(path)[0] for path in settings.interpolate]
+    inputs = (settings.run_dir, *settings.checkpoints, *named, settings.src, settings.ref)
     claim_folder(settings.out, "--out", inputs, beside=settings.tables)
     if settings.sweep:
         run_sweep(settings, world)
+    # One rank is enough: nothing here is a collective.
+    elif world.is_main and settings.interpolate:
+        from dist_transformer.averaging.interpolation import interpolate
+
+        info = interpolate(settings.interpolate, settings.out)
+        say(f"interpolated {' '.join(map(str, settings.interpolate))}: {settings.out}")
+        say_next(settings.out, info)
     elif world.is_main:
-        # One rank is enough: nothing here is a collective.
         average_once(settings)
 
 

@@ -1,13 +1,18 @@
 """Score the translations of a model, or files of translations: BLEU, chrF, chrF++ and TER, with signatures.
 
 dist-transformer evaluate --model MODEL --src test.en --ref test.de --json result.json
+dist-transformer evaluate --model MODEL --test-set wmt14/full --direction en-de --json result.json
 dist-transformer evaluate --hypotheses ours.de theirs.de --ref test.de --tgt-lang de
 
 Two kinds of BLEU are printed: sacreBLEU on raw text, with case and without; and, as in older papers, BLEU on text
 tokenised by the rules of Moses and, for German, with hyphens split. BLEU, chrF and chrF++: 0 to 100, higher is better.
-TER: edits per 100 words. The `bleu` of the JSON is sacreBLEU with case, or without case if --lowercase is given or the
-model's tokenizer lowercases (its data was prepared with --lowercase). Several files after --ref are several references
-for each line; every score uses them as its authors define it.
+TER: edits per 100 words; it takes about 2 ms per line, and up to 0.2 s if words stand in another order. The `bleu` of
+the JSON is sacreBLEU with case, or without case if --lowercase is given or the model's tokenizer lowercases (its data
+was prepared with --lowercase). Several files after --ref are several references for each line; every score uses them as
+its authors define it.
+
+--test-set takes one of sacreBLEU's test sets (sacrebleu --list) instead of --src and --ref. It is downloaded once, to
+~/.sacrebleu or the folder that SACREBLEU names, and the JSON has its name (`test_set`).
 
 With --model: lines are translated as they stand, except those with more tokens than the model has positions: they are
 split at the ends of their sentences, or where the limit is reached, and their parts are joined. --split-over splits

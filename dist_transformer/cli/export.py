@@ -1,10 +1,14 @@
-"""Convert a model for another library: Hugging Face's transformers, or CTranslate2.
+"""Convert a model for another library: Hugging Face's transformers, CTranslate2, or Marian in C++.
 
 dist-transformer export --model MODEL --to hf --out OUT
 dist-transformer export --model MODEL --to ctranslate2 --quantize int8 --src dev.en --ref dev.de --out OUT
+dist-transformer export --model MODEL --to hf --push ORG/NAME --out OUT
+dist-transformer export --model MODEL --to marian --marian marian/bin/pymarian --out OUT
 
 --to hf: AutoModelForSeq2SeqLM and AutoTokenizer load the folder, with transformers 4.57 and later or 5. --to
-ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.json.
+ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.json. --to marian: a model.npz, its
+vocabularies and decoder.yml, of a model that was imported from Marian, or trained with a SentencePiece vocabulary and
+--model.begin-with-zeros true --model.positions sinusoidal_t2t --model.norm-epsilon 1e-6.
 
 The library loads the folder, and its results are compared with those of MODEL in fp32, on hostile strings and on a
 built-in text, or on 1,000 random lines of --src. The folder is written only if token ids and the texts of ids are the
@@ -13,7 +17,8 @@ are identical. With --ref, 500 of the lines get a BLEU by beam search. If it dif
 fewer than 1,000 lines, the row is a warning, which is also in the model card. A quantised model may lose at most 0.5
 BLEU. Each check is one row of stdout. If one fails, the exit status is 1 and nothing is written.
 
-Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'.
+Needs transformers or ctranslate2: in the clone, pip install -e '.[export]'; or Marian: pip install pymarian (Python
+3.11) in an environment of its own.
 """
 
 import os
@@ -28,6 +33,7 @@ from dist_transformer.base.checks import Check, check_table
 from dist_transformer.base.errors import say
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.evaluation.report import hypotheses_file, write_report
+from dist_transformer.export.hub import push
 from dist_transformer.export.libraries import LIBRARIES, ExportSettings
 from dist_transformer.model_folder import read_model_info
 from dist_transformer.run.outputs import claim_file, claim_folder
@@ -54,6 +60,8 @@ def main() -> None:
     if settings.license is None:
         print("note: the card states no license; --license adds one, such as cc-by-4.0")
     print(f"written: {settings.out}, for {LIBRARIES[settings.to]}; {settings.out / 'README.md'} shows how to load it")
+    if settings.push is not None:
+        print(f"pushed: {push(settings.out, settings.push)}")
     if settings.json is not None:
         # One line per output.
         outputs = hypotheses_file(settings.json)

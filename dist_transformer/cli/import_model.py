@@ -1,6 +1,7 @@
 """Convert a published model to a model folder: one of Hugging Face's MarianMTModel, or of Marian in C++.
 
 dist-transformer import opus-mt-en-de --out MODEL
+dist-transformer import Helsinki-NLP/opus-mt-en-de --out MODEL
 dist-transformer import marian/decoder.yml --src-lang en --tgt-lang de --out MODEL
 
 transformers or Marian loads the original, and its results are compared with those of the new model, on 1,000 lines of
@@ -10,6 +11,9 @@ differ by at most 1e-4 (more if logits are large) and 99.5% of greedy outputs ar
 
 `prepare --tokenizer MODEL` prepares text with its vocabulary, and `train --preset finetune --init-from MODEL` continues
 its training.
+
+A name that is no folder here, such as Helsinki-NLP/opus-mt-en-de, is that of a model of Hugging Face's hub, which is
+downloaded to its cache.
 
 A folder of MarianMTModel needs transformers: in the clone, pip install -e '.[export]'. A model of Marian needs Marian:
 pip install pymarian, in an environment of its own. decoder.yml names model.npz and its vocabularies, .spm, or .yml with

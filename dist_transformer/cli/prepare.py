@@ -21,7 +21,7 @@ from dist_transformer.model_tags import preparation_caution
 from dist_transformer.run.outputs import claim_folder
 
 _COMMON = (
-    *("src", "tgt", "tsv", "jsonl", "parquet", "dataset", "toy", "valid_src", "valid_tgt", "out", "vocab_size"),
+    *("src", "tgt", "tsv", "jsonl", "tmx", "parquet", "dataset", "toy", "valid_src", "valid_tgt", "out", "vocab_size"),
     *("vocabulary", "tokenizer", "source_language", "target_language", "max_tokens", "workers"),
 )
 

@@ -55,7 +55,7 @@ class ScoreSettings:
     """Text and its scores."""
 
     model: tuple[Path, ...]
-    """Model folder; several are an ensemble: the mean of their probabilities."""
+    """Model folder; several are an ensemble: the mean of their probabilities, with shares such as A:2 B:1."""
     src: Path
     """Source text, one sentence per line."""
     tgt: Path

@@ -33,7 +33,7 @@ class ServeSettings:
     """The server."""
 
     model: tuple[Path, ...]
-    """Model folder; several are an ensemble: the mean of their probabilities."""
+    """Model folder; several are an ensemble: the mean of their probabilities, with shares such as A:2 B:1."""
     compare: tuple[Path, ...] = ()
     """A second model, or ensemble, shown beside it."""
     host: str = "127.0.0.1"

@@ -108,7 +108,7 @@ class TranslateSettings:
     """Text and its translations."""
 
     model: tuple[Path, ...]
-    """Model folder; several are an ensemble: the mean of their probabilities."""
+    """Model folder; several are an ensemble: the mean of their probabilities, with shares such as A:2 B:1."""
     input: tuple[Path, ...] = ()
     """Text files, or patterns; default: standard input."""
     output: Path | None = None

@@ -53,7 +53,6 @@ PRESETS: dict[str, TrainConfig] = {
         save_every=200,
         validate_every=200,
         patience=5,
-        ema_decay=0.999,
     ),
     # 10k joint vocabulary, speeches or captions, English to Chinese.
     "ted_en_zh": _preset(

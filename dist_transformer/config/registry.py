@@ -69,3 +69,5 @@ POSITIONS: Registry[Callable[..., Any]] = Registry("position encoding", "sinusoi
 """Functions and classes that make a position encoding from a `ModelConfig`: `model.positions`."""
 ATTENTIONS: Registry[Callable[..., Any]] = Registry("attention", "softmax")
 """Subclasses of `model.attention.MultiHeadAttention`."""
+SINK_NAMES = ("tensorboard", "wandb", "mlflow")
+"""Sinks of the package for a run's figures; others are registered in `reporting.sinks`."""

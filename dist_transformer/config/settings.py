@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.measures import ValidationConfig
 from dist_transformer.config.plain import OMIT_DEFAULT
-from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES
+from dist_transformer.config.registry import ATTENTIONS, POSITIONS, SCHEDULES, SINK_NAMES
 from dist_transformer.config.schema import (
     FLAT,
     build,
@@ -74,6 +74,8 @@ class ModelConfig:
     """Add a bias to the output projection, one number per entry of the vocabulary."""
     begin_with_pad: bool = setting(False, **OMIT_DEFAULT)
     """Begin the decoder with the vector of <pad> instead of that of <s>, as Marian's published models do."""
+    begin_with_zeros: bool = setting(False, **OMIT_DEFAULT)
+    """Begin the decoder with a vector of zeros, as Marian does, instead of that of <s>."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
@@ -91,6 +93,7 @@ class ModelConfig:
             remedy = f"it must be a multiple of heads ({self.heads}), or set head_width"
             require(self.width % self.heads == 0, "width", self.width, remedy)
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
+        require(not (self.begin_with_pad and self.begin_with_zeros), "begin_with_pad", True, "begin_with_zeros is set")
         require_not_negative(self, "vocab_size", "target_vocab_size")
         if self.target_vocab_size:
             remedy = "two vocabularies cannot share all three matrices: use target or none"
@@ -339,6 +342,8 @@ class TrainConfig:
     """Compile layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; auto: from 6,000 target tokens at once."""
     profile: str | None = setting(None, **OMIT_DEFAULT)
     """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
+    sinks: tuple[str, ...] = setting(("tensorboard",), commas=True, **OMIT_DEFAULT)
+    """Places of the figures beside metrics.jsonl, separated by commas: tensorboard, wandb, mlflow."""
     seed: int = 1
     """Seed of the first weights, the dropout masks and the order of the data."""
     checkpoints: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
@@ -352,6 +357,7 @@ class TrainConfig:
         require_positive(self, "max_steps", "log_every", "max_skipped_steps")
         require_fraction(self, "ema_decay")
         require_not_negative(self, "seed")
+        require({*self.sinks} <= {*SINK_NAMES}, "sinks", self.sinks, f"choose among {', '.join(SINK_NAMES)}")
         if self.profile is not None:
             found = re.fullmatch("([1-9][0-9]{0,12}):([1-9][0-9]{0,12})", self.profile)
             fits = found is not None and int(found[1]) + int(found[2]) - 1 <= self.max_steps

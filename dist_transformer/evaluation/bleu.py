@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_transformer.base.errors import UserError
+from dist_transformer.base.errors import UserError, caution
 from dist_transformer.config.language_codes import base_language, bleu_tokenizer
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # two hyphens belongs to the first match, and the second hyphen stays.
 _HYPHEN = re.compile(r"(\S)-(\S)"), r"\1 ##AT##-##AT## \2"
 _COLUMNS = 80
+# Lines of tokenised text from which sacreBLEU warns.
+_MANY_ENDS = 100
 
 
 class Score(NamedTuple):
@@ -137,7 +139,9 @@ def metric_of(name: str, target_language: str = "", *, lowercase: bool = False, 
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if name == "bleu":
-        return BLEU(tokenize=bleu_tokenizer(target_language), lowercase=lowercase, effective_order=effective_order)
+        # `force` only suppresses sacreBLEU's warning, which `score` gives once.
+        tokenize = bleu_tokenizer(target_language)
+        return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
     if name == "ter":
         # In text without spaces a sentence would be one word, and any error would be 100%.
         by_character = bleu_tokenizer(target_language) != "13a"
@@ -177,6 +181,11 @@ def score(
     """
     for each in references:
         _check_counts(hypotheses, each)
+    if (ends := sum(line.rstrip().endswith(" .") for line in hypotheses)) >= _MANY_ENDS:
+        caution(
+            f"{ends:,} translations end in a full stop after a space, as tokenised text does: detokenise them, "
+            "otherwise their scores are not comparable"
+        )
     tokenized, compound_split = (
         _tokenized_bleu(hypotheses, references, base_language(target_language), lowercase)
         if bleu_tokenizer(target_language) == "13a"
@@ -212,7 +221,6 @@ def _tokenized_bleu(
 
     cut_hypotheses, *cut_references = map(cut, (hypotheses, *references))
     rules = {"tok": f"moses-{language}", "sacremoses": importlib.metadata.version("sacremoses")}
-    # `force` only suppresses sacreBLEU's warning about text that is already tokenised.
     metric = BLEU(tokenize="none", lowercase=lowercase, force=True)
     tokenized = _scored(metric, cut_hypotheses, cut_references, rules)
     if language != "de":

@@ -15,11 +15,12 @@ from dist_transformer.data.text.pairs import read_aligned
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Scores, score
 from dist_transformer.evaluation.languages import warn_of_wrong_side
+from dist_transformer.evaluation.published import published_files, published_origin
 from dist_transformer.evaluation.report import hypotheses_file, write_report
 from dist_transformer.evaluation.settings import EvaluateSettings
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import DecodingModel
-from dist_transformer.inference.loading import load_joint, with_agreed_precision
+from dist_transformer.inference.loading import load_joint, read_joint_info, with_agreed_precision
 from dist_transformer.inference.scoring import encode_pairs, longest_line, score_ids
 from dist_transformer.inference.translator import Translator, count_notes, noted
 from dist_transformer.model.transformer import Transformer
@@ -48,6 +49,8 @@ class Evaluation:
     """Arithmetic of decoding, `bf16` or `fp32`; None: that of a model that the caller loaded."""
     model_folders: tuple[Path, ...] = ()
     """Folder of the model, or those of an ensemble; none if it was not read from one."""
+    test_set: dict[str, str] | None = None
+    """Origin of a published test set; None: files that the caller named."""
 
     def report(self, hypotheses_file: Path) -> dict[str, Any]:
         """Convert to JSON values; `hypotheses_file` is the caller's file for the hypotheses."""
@@ -65,6 +68,7 @@ class Evaluation:
             "model": " + ".join(map(str, self.model_folders)) or None,
             "steps": list(self.info.steps),
             "corpus": self.info.corpus,
+            "test_set": self.test_set,
             "direction": self.info.direction.name,
             "tags": list(self.info.direction.tags),
             "synthetic": self.info.synthetic,
@@ -87,19 +91,27 @@ def evaluate(
     Raises:
         UserError: a file is unfit on some rank; every rank raises it.
     """
-    assert settings.src is not None
-    sources, *references = read_test_set(settings.src, *settings.ref)
+    texts = on_all_ranks(lambda: _texts(settings) if rank() == 0 else None) or [Path()]
+    sources, *references = read_test_set(*texts)
     loading = with_agreed_precision(settings.loading, device)
     model, tokenizer, info = on_all_ranks(lambda: load_joint(settings.model, loading, device))
     if rank() == 0:
-        texts = (sources, settings.src), (references[0], settings.ref[0])
         flags = "whether --src and --ref are swapped, and --direction"
-        warn_of_wrong_side(warn, info, tokenizer, flags, *texts)
+        warn_of_wrong_side(warn, info, tokenizer, flags, (sources, texts[0]), (references[0], texts[1]))
     decoding = Decoding(**values_of(settings.decoding))
     evaluation = evaluate_model(
         model, tokenizer, info, sources, references, settings=decoding, device=device, lowercase=settings.lowercase
     )
-    return replace(evaluation, precision=loading.precision, model_folders=settings.model)
+    origin = published_origin(settings.test_set, info) if settings.test_set else None
+    return replace(evaluation, precision=loading.precision, model_folders=settings.model, test_set=origin)
+
+
+def _texts(settings: EvaluateSettings) -> list[Path]:
+    """Return the file of the sources and those of the references."""
+    if settings.test_set:
+        return published_files(settings.test_set, read_joint_info(settings.model, settings.loading))
+    assert settings.src is not None
+    return [settings.src, *settings.ref]
 
 
 def read_test_set(source: Path, *references: Path) -> list[list[str]]:

@@ -5,6 +5,7 @@ The BLEU of beam search may differ, because the libraries search in other ways: 
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ from dist_transformer.export.gate import SEED, Gate, Show, dev_text, refuse_fail
 from dist_transformer.export.huggingface import HuggingFacePeer, write_huggingface
 from dist_transformer.export.libraries import LIBRARIES, Exported, ExportSettings, Target, in_batches, require_library
 from dist_transformer.export.marian import refuse_what_marian_lacks
+from dist_transformer.export.marian_files import refuse_what_the_program_lacks, write_marian
+from dist_transformer.export.marian_program import MarianPeer, find_program, load_marian
 from dist_transformer.export.results import Export
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
@@ -35,6 +38,7 @@ _OURS, _THEIRS = 2, 4
 _TARGETS: dict[Target, tuple[Callable[..., None], Callable[..., None], Callable[..., Exported]]] = {
     "hf": (refuse_what_marian_lacks, write_huggingface, HuggingFacePeer),
     "ctranslate2": (refuse_what_ctranslate2_lacks, write_ctranslate2, CTranslate2Peer),
+    "marian": (refuse_what_the_program_lacks, write_marian, load_marian),
 }
 
 
@@ -45,9 +49,12 @@ def export_model(settings: ExportSettings, device: torch.device, *, progress: tq
         UserError: a check failed, the text or the model is unfit, or the folder cannot be written. Nothing is left on
             disk.
     """
-    require_library(LIBRARIES[settings.to])
-    refuse_content(settings.out)
     refuse_unfit, write, load = _TARGETS[settings.to]
+    if settings.to == "marian":
+        load = partial(load, find_program(settings.program))
+    else:
+        require_library(LIBRARIES[settings.to])
+    refuse_content(settings.out)
     refuse_unfit(read_model_info(settings.model).model)
     model, tokenizer, info = load_model(settings.model, device)
     info = info.facing(settings.direction, settings.tags)
@@ -63,7 +70,10 @@ def export_model(settings: ExportSettings, device: torch.device, *, progress: tq
         counted = f"comparing {len(read.numbers):,} lines, {len(searched.numbers):,} of them by beam search"
         progress.write(f"{counted} (seed {SEED})", file=sys.stderr)
         later = (_OURS + _THEIRS) * len(searched.numbers)
-        checks = Gate(translator=translator, peer=peer, progress=progress, later=later).compare(dev, read)
+        gate = Gate(translator=translator, peer=peer, progress=progress, later=later)
+        checks = gate.compare(dev, read)
+        if isinstance(peer, MarianPeer):
+            checks += peer.texts(read.sources, gate.longest)
         refuse_failed(checks, show, settings.out, settings.model)
         if settings.quantization is not None:
             write_ctranslate2(quantised_folder, model, tokenizer, info, quantization=settings.quantization)

@@ -97,6 +97,7 @@ def save_for_ctranslate2(model: Transformer, pieces: Pieces, out: Path, *, quant
     if config.begin_with_pad:
         name = "embedding" if config.tie_embeddings == "all" else "target_embedding"
         state[name][BOS_ID] = state[name][PAD_ID]
+    spec.decoder.start_from_zero_embedding = config.begin_with_zeros
     source = state["embedding"]
     target = state.get("target_embedding", source)
     spec.encoder.embeddings[0].weight = source

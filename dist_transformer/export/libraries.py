@@ -8,10 +8,11 @@ from typing import Literal, Protocol, TypeVar
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.schema import setting
+from dist_transformer.model_folder import is_hub_name
 
-Target = Literal["hf", "ctranslate2"]
-LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2"}
-"""Names of the libraries that load an export."""
+Target = Literal["hf", "ctranslate2", "marian"]
+LIBRARIES: dict[Target, str] = {"hf": "transformers", "ctranslate2": "ctranslate2", "marian": "marian"}
+"""Names of the libraries that load an export, and of Marian's program."""
 Quantization = Literal["int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
 """Kinds of weights that CTranslate2 can store instead of fp32."""
 
@@ -38,7 +39,7 @@ class ExportSettings:
     model: Path
     """Model folder."""
     to: Target
-    """Library that will load it."""
+    """Library that will load it, or Marian's program."""
     quantization: Quantization | None = setting(None, flag="quantize")
     """Kind of the weights, with --to ctranslate2; default: fp32."""
     out: Path
@@ -55,12 +56,20 @@ class ExportSettings:
     """Direction of the model, such as en-de; required if it has several."""
     tags: tuple[str, ...] | None = setting(None, flag="tag")
     """Tags in front of every source; default: those of the direction."""
+    push: str | None = None
+    """Model of the hub, ORG/NAME, to copy the folder to; a new one is private."""
     json: Path | None = None
     """File for the results; the outputs of beam search are written next to it."""
+    program: str | None = setting(None, flag="marian", program=True)
+    """Program to compare with --to marian; default: marian or pymarian in PATH."""
     device: str | None = None
     """cpu, cuda or cuda:N; default: cuda if there is one."""
 
     def __post_init__(self) -> None:
+        if self.program is not None and self.to != "marian":
+            raise UserError("marian names a program for --to marian: pass both, or leave it out")
+        if self.push is not None and not is_hub_name(self.push):
+            raise UserError(f"push {self.push} is no name of the hub: pass ORG/NAME")
         if self.reference is not None and self.source is None:
             raise UserError("reference needs source: pass --src, or leave --ref out")
         if self.quantization is not None and self.to != "ctranslate2":

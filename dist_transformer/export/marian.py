@@ -109,30 +109,49 @@ def marian_model(model: Transformer, vocabulary: Vocabulary | None = None) -> "M
             forced_eos_token_id=None,
         )
     )
-    order = residual_order(config.width).to(model.device)
-    weights = {
-        name: part if dim is None else part.index_select(dim, order)
-        for name, (part, dim) in marian_parts(model).items()
-    }
-    if BIAS in weights:
-        weights[BIAS] = weights[BIAS][:, entries[1]]
+    outputs = [*entries[1]]
     if config.begin_with_pad:
         entries[1][target[BOS_ID]] = PAD_ID
-    for name, (_, side) in matrices_of(config).items():
-        weights[name] = weights[name][entries[side]]
+    weights = weights_with(entries, outputs, model)
     # Its table of positions is a constant, which has no counterpart among our weights.
     marian.load_state_dict(marian.state_dict() | weights)
     return marian
 
 
+def weights_with(
+    entries: Sequence[Sequence[int]], outputs: Sequence[int], model: Transformer
+) -> dict[str, torch.Tensor]:
+    """Return weights by Marian's names, in Marian's order of the residual dimension.
+
+    Args:
+        entries: our id of each row of the embeddings, of sources and of targets.
+        outputs: our id of each number of the output's bias.
+    """
+    order = residual_order(model.config.width).to(model.device)
+    weights = {
+        name: part if dim is None else part.index_select(dim, order)
+        for name, (part, dim) in marian_parts(model).items()
+    }
+    if BIAS in weights:
+        weights[BIAS] = weights[BIAS][:, outputs]
+    for name, (_, side) in matrices_of(model.config).items():
+        weights[name] = weights[name][entries[side]]
+    return weights
+
+
 def refuse_what_marian_lacks(config: ModelConfig) -> None:
     """Raise a UserError that names a setting that `MarianMTModel` does not support."""
     wanted = {"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal", "attention": "softmax"}
+    refuse_others("MarianMTModel", config, wanted | {"begin_with_zeros": False})
+
+
+def refuse_others(program: str, config: ModelConfig, wanted: dict[str, object]) -> None:
+    """Raise a UserError that names a setting with another value than the one that a program has, or a head width."""
     for name, value in wanted.items():
         if getattr(config, name) != value:
-            raise UserError(f"MarianMTModel does not support {name} = {getattr(config, name)!r}: only {value!r}")
+            raise UserError(f"{program} does not support {name} = {getattr(config, name)!r}: only {value!r}")
     if config.heads * config.attention_head_width != config.width:
-        raise UserError("MarianMTModel has no separate head width: model.head_width must be width ÷ heads")
+        raise UserError(f"{program} has no separate head width: model.head_width must be width ÷ heads")
 
 
 def residual_order(width: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.ctranslate2 import PATIENCE, SUPPRESSED, tokenizer_files
 from dist_transformer.export.gate import DevText
 from dist_transformer.export.libraries import BEAM_SIZE, LENGTH_PENALTY, LIBRARIES, ExportSettings, longest_output
+from dist_transformer.export.marian_files import splits_text
 from dist_transformer.export.tokenizer_files import language_code
 from dist_transformer.model_folder import ModelInfo
 
@@ -103,6 +104,7 @@ class Export:
             name=name,
             library=library,
             dev_name=dev_name,
+            splits=settings.to == "marian" and splits_text(tokenizer),
             files=[*tokenizer_files(tokenizer).items()],
             front=language_code(*info.direction.tags) if tokenizer.source.library == "sentencepiece" else "",
             length_penalty=LENGTH_PENALTY,

@@ -1,12 +1,10 @@
 """Reading of Marian's own files: `model.npz` with its embedded settings, and the vocabularies that `decoder.yml` names.
 
-What they hold is given by the names of Hugging Face's MarianMT. Marian computes sinusoids as tensor2tensor does, adds
-1e-6 in LayerNorm, and begins the decoder with a vector of zeros, which becomes that of an entry `<pad>`.
+What they hold is given by the names of Hugging Face's MarianMT. Their vocabulary gets an entry `<pad>`, of zeros.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,17 @@ from dist_transformer.data.vocabulary.sentence_piece import read_model
 from dist_transformer.data.vocabulary.tokenizer import PAD_ID, SPECIALS
 from dist_transformer.data.vocabulary.trial import try_in_child
 from dist_transformer.export.marian import BIAS, matrices_of
+from dist_transformer.export.marian_files import (
+    DECODER_FILE,
+    OUTPUT_BIAS,
+    SETTINGS_ENTRY,
+    MarianFiles,
+    matrices_in,
+    places,
+)
 from dist_transformer.importing.marian_folder import NEVER, read_bytes, refuse_lacks
 
 _PAD = SPECIALS[PAD_ID]
-_DECODER = "decoder.yml"
-_SETTINGS = "special:model.yml"
 # Older versions multiply by it from the right; newer ones have its transpose.
 _OLDER_OUTPUT = "decoder_ff_logit_out_W"
 _REMEDY = "pass Marian's decoder.yml, next to the files that it names"
@@ -57,20 +61,6 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MarianFiles:
-    """Files that `decoder.yml` names."""
-
-    weights: Path
-    vocabularies: tuple[Path, Path]
-    """Vocabularies of the sources and of the targets."""
-
-    @property
-    def has_sentencepiece(self) -> bool:
-        """Whether Marian itself splits text."""
-        return all(file.suffix == ".spm" for file in self.vocabularies)
-
-
 def find_marian_files(path: Path) -> MarianFiles:
     """Find a model by a `decoder.yml`, or by a folder with one.
 
@@ -78,9 +68,10 @@ def find_marian_files(path: Path) -> MarianFiles:
         UserError: there is none, or it is not of one model with two vocabularies.
     """
     if path.is_dir():
-        found = [path / _DECODER] if (path / _DECODER).exists() else sorted(path.glob(f"*.{_DECODER}"))
+        found = [path / DECODER_FILE] if (path / DECODER_FILE).exists() else sorted(path.glob(f"*.{DECODER_FILE}"))
         if not found:
-            raise UserError(f"{path} has neither a config.json nor a {_DECODER}: pass the folder of a model")
+            _refuse_bergamot([*path.glob("*.bin")], path)
+            raise UserError(f"{path} has neither a config.json nor a {DECODER_FILE}: pass the folder of a model")
         if len(found) > 1:
             raise UserError(f"{path} has {len(found)} models: name one of them, such as {found[0]}")
         (path,) = found
@@ -97,7 +88,18 @@ def find_marian_files(path: Path) -> MarianFiles:
     (weights, source, target) = (
         file if file.exists() else path.with_name(file.name) for file in (*models, *vocabularies)
     )
+    _refuse_bergamot([weights], weights.parent)
     return MarianFiles(weights=weights, vocabularies=(source, target))
+
+
+def _refuse_bergamot(weights: Sequence[Path], folder: Path) -> None:
+    """Raise a UserError if weights are of a model for Bergamot, as Firefox has it."""
+    if any(".intgemm" in file.name for file in weights):
+        vocabulary = next(iter(sorted(folder.glob("*.spm"))), "X.spm")
+        raise UserError(
+            f"{folder} has an 8-bit Bergamot model with a recurrent decoder, which cannot be imported: its vocabulary "
+            f"can, by prepare --tokenizer {vocabulary}, and what it translates is text for a student"
+        )
 
 
 def read_marian_vocabulary(files: MarianFiles) -> MarianVocabulary:
@@ -163,9 +165,9 @@ class MarianWeights:
         except Exception as error:  # damaged archives raise errors of all kinds
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"{path} cannot be read ({reason}): {_REMEDY}") from None
-        if _SETTINGS not in self._arrays:
-            raise UserError(f"{path} has no embedded settings ({_SETTINGS}): convert it with a newer Marian")
-        self.settings = _yaml(self._arrays.pop(_SETTINGS).tobytes().rstrip(b"\0"), path)
+        if SETTINGS_ENTRY not in self._arrays:
+            raise UserError(f"{path} has no embedded settings ({SETTINGS_ENTRY}): convert it with a newer Marian")
+        self.settings = _yaml(self._arrays.pop(SETTINGS_ENTRY).tobytes().rstrip(b"\0"), path)
         self._unused = set(self._arrays)
 
     def config(self, *, has_two: bool) -> ModelConfig:
@@ -202,7 +204,7 @@ class MarianWeights:
                 norm_epsilon=1e-6,
                 positions="sinusoidal_t2t",
                 output_bias=True,
-                begin_with_pad=True,
+                begin_with_zeros=True,
                 tie_embeddings="all" if shares else "target" if target else "none",
                 vocab_size=sizes[0],
                 target_vocab_size=sizes[1] if has_two else 0,
@@ -221,18 +223,14 @@ class MarianWeights:
         """
         rows, width = (config.vocab_size - 1, config.output_size - 1), config.width
         found: dict[str, torch.Tensor] = {}
-        for theirs, name, shape in _places(config):
+        for theirs, name, shape in places(config):
             array = self._take(theirs, shape)
             # Marian multiplies rows by matrices from the right.
             found[name] = array[0] if shape[0] == 1 else array.T
         has_bias = self.settings.get("output-omit-bias") != "true"
-        bias = self._take("decoder_ff_logit_out_b", (1, rows[1])) if has_bias else torch.zeros(1, rows[1])
+        bias = self._take(OUTPUT_BIAS, (1, rows[1])) if has_bias else torch.zeros(1, rows[1])
         found[BIAS] = torch.cat([bias, torch.full((1, 1), NEVER)], dim=1)
-        names = {
-            "embedding": "Wemb" if config.tie_embeddings == "all" else "encoder_Wemb",
-            "target_embedding": "decoder_Wemb",
-            "output_projection": "decoder_ff_logit_out_Wt",
-        }
+        names = matrices_in(config)
         for name, (ours, side) in matrices_of(config).items():
             if ours == "output_projection" and _OLDER_OUTPUT in self._arrays:
                 matrix = self._take(_OLDER_OUTPUT, (width, rows[side])).T
@@ -252,27 +250,6 @@ class MarianWeights:
         what = f"{name} as {array.dtype} of shape {array.shape}, not as float32 of {shape}"
         refuse_lacks(self.path, {what: is_other})
         return torch.from_numpy(array.astype(np.float32))
-
-
-def _places(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Yield Marian's name, MarianMT's name and Marian's shape of each array, but for those of the vocabulary."""
-    width, inner = config.width, config.ffn_width
-    square, vector = (width, width), (1, width)
-    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        attentions = {"self": "self_attn"} | ({"context": "encoder_attn"} if side == "decoder" else {})
-        for i in range(count):
-            theirs, name = f"{side}_l{i + 1}", f"model.{side}.layers.{i}"
-            for part, attention in attentions.items():
-                for letter, projection in zip("qkvo", ("q", "k", "v", "out"), strict=True):
-                    yield f"{theirs}_{part}_W{letter}", f"{name}.{attention}.{projection}_proj.weight", square
-                    yield f"{theirs}_{part}_b{letter}", f"{name}.{attention}.{projection}_proj.bias", vector
-                yield f"{theirs}_{part}_Wo_ln_scale", f"{name}.{attention}_layer_norm.weight", vector
-                yield f"{theirs}_{part}_Wo_ln_bias", f"{name}.{attention}_layer_norm.bias", vector
-            for number, shape in ((1, (width, inner)), (2, (inner, width))):
-                yield f"{theirs}_ffn_W{number}", f"{name}.fc{number}.weight", shape
-                yield f"{theirs}_ffn_b{number}", f"{name}.fc{number}.bias", (1, shape[1])
-            yield f"{theirs}_ffn_ffn_ln_scale", f"{name}.final_layer_norm.weight", vector
-            yield f"{theirs}_ffn_ffn_ln_bias", f"{name}.final_layer_norm.bias", vector
 
 
 def _yaml(content: bytes, file: Path) -> dict[str, Any]:

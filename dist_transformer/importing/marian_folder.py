@@ -38,13 +38,19 @@ def read_vocabulary(folder: Path) -> MarianVocabulary:
         UserError: one is missing, or cannot be used.
     """
     names = {"source": "source.spm", "target": "target.spm", "table": "vocab.json"}
-    if read_json(folder / TOKENIZER_CONFIG_FILE, remedy=_REMEDY).get("separate_vocabs"):
+    if read_tokenizer_config(folder).get("separate_vocabs"):
         names["target_table"] = "target_vocab.json"
     files = {name: read_bytes(folder / file, _REMEDY) for name, file in names.items()}
     try:
         return wrap_marian(**files)
     except ValueError as error:
         raise UserError(f"{folder} {error}: {_REMEDY}") from None
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Read `tokenizer_config.json`; without one, transformers has its defaults."""
+    path = folder / TOKENIZER_CONFIG_FILE
+    return read_json(path, remedy=_REMEDY) if path.exists() else {}
 
 
 def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:

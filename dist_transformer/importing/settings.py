@@ -11,7 +11,7 @@ class ImportSettings:
     """The published model, and the text for its checks."""
 
     folder: Path = setting(position=True)
-    """Folder of MarianMTModel or Marian, or a decoder.yml."""
+    """Folder of MarianMTModel or Marian, a decoder.yml, or a model of the hub: ORG/NAME."""
     out: Path
     """Model folder to write."""
     source: Path | None = setting(None, flag="src")

@@ -1,9 +1,10 @@
 """Ensembles: several models that decode together, each with caches of its own.
 
-    p(token) = (p_1(token) + … + p_n(token)) / n
+    p(token) = w_1 · p_1(token) + … + w_n · p_n(token)
 
-In each step every model reads the same hypotheses, and the mean of their probabilities continues them. It is computed
-in fp32 as logsumexp(log p_i) - log n. The models may differ in all but the vocabulary.
+In each step every model reads the same hypotheses, and the mean of their probabilities continues them. The weights w_i
+are 1 / n, or as given. The mean is computed in fp32 as logsumexp(log p_i + log w_i). The models may differ in all but
+the vocabulary.
 """
 
 import math
@@ -37,10 +38,15 @@ class Ensemble(nn.Module):
 
     Hidden states and memories are those of all models, side by side. Logits are log probabilities: their softmax is the
     mean of the models' probabilities.
+
+    Args:
+        shares: share of each model, above 0; default: all are equal.
     """
 
-    def __init__(self, models: Sequence[Transformer]) -> None:
+    def __init__(self, models: Sequence[Transformer], shares: Sequence[float] | None = None) -> None:
         super().__init__()
+        shares = shares or [1.0] * len(models)
+        self._log_weights = [math.log(share / math.fsum(shares)) for share in shares]
         self.models = nn.ModuleList(models)
         self._widths = [model.config.width for model in models]
         self.config = JointSizes(
@@ -76,11 +82,13 @@ class Ensemble(nn.Module):
         """Return the logarithm of the mean of the models' probabilities, shape (…, V), in fp32."""
         logp_MTV = torch.stack(
             [
-                model.project(part.contiguous(), linear).float().log_softmax(-1)
-                for model, part in zip(self._each, hidden.split(self._widths, dim=-1), strict=True)
+                model.project(part.contiguous(), linear).float().log_softmax(-1) + weight
+                for model, part, weight in zip(
+                    self._each, hidden.split(self._widths, dim=-1), self._log_weights, strict=True
+                )
             ]
         )
-        return logp_MTV.logsumexp(0) - math.log(len(self._widths))
+        return logp_MTV.logsumexp(0)
 
     def new_decoder_state(self, *, linear: Linear = functional.linear, **sizes: Any) -> "JointState":
         return JointState([model.new_decoder_state(linear=linear, **sizes) for model in self._each], linear)

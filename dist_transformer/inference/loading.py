@@ -9,7 +9,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.lines import require_readable
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.decoding import Loading
-from dist_transformer.model_folder import ModelInfo, load_model, read_model_info
+from dist_transformer.model_folder import ModelInfo, load_model, read_model_info, with_share
 from dist_transformer.runtime.launch import as_typed, own_command
 
 # Commands check their arguments with this module, and torch costs seconds.
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def read_joint_info(paths: Sequence[Path], loading: Loading) -> ModelInfo:
     """Read config.json of a model folder, or of all folders of an ensemble, for one direction.
 
+    Paths may end with a share in the ensemble, such as `MODEL:2`.
+
     Returns:
         The info of the only model. For an ensemble, the first one's, but `corpus` names the data of all models,
         `longest_source` and `several_sentences` are the least that is known, and there are no `steps`, because no
@@ -30,18 +32,19 @@ def read_joint_info(paths: Sequence[Path], loading: Loading) -> ModelInfo:
     Raises:
         UserError: a folder has no model, lacks the direction, or differs from the first one in vocabulary or direction.
     """
-    infos = [read_model_info(path).facing(loading.direction, loading.tags) for path in paths]
+    folders = [with_share(path)[0] for path in paths]
+    infos = [read_model_info(path).facing(loading.direction, loading.tags) for path in folders]
     first, *others = infos
-    for path, info in zip(paths[1:], others, strict=True):
+    for path, info in zip(folders[1:], others, strict=True):
         if info.tokenizer_sha256 != first.tokenizer_sha256:
             raise UserError(
-                f"{path} has another vocabulary than {paths[0]}, and the models of an ensemble must share one: use "
+                f"{path} has another vocabulary than {folders[0]}, and the models of an ensemble must share one: use "
                 "models with the same tokenizer.json"
             )
         if info.direction != first.direction:
             raise UserError(
-                f"{path} translates {info.direction.name} and {paths[0]} {first.direction.name}, or their tags differ: "
-                "use models of one direction, or set it with --direction and --tag"
+                f"{path} translates {info.direction.name} and {folders[0]} {first.direction.name}, or their tags "
+                "differ: use models of one direction, or set it with --direction and --tag"
             )
     if not others:
         return first
@@ -81,9 +84,10 @@ def load_joint(
     from dist_transformer.inference.ensemble import Ensemble
 
     info, arithmetic = read_joint_info(paths, loading), as_arithmetic(loading.precision, device)
-    loaded = [load_model(path, device, *arithmetic) for path in paths]
+    folders, shares = zip(*map(with_share, paths), strict=True)
+    loaded = [load_model(path, device, *arithmetic) for path in folders]
     models = [model for model, _, _ in loaded]
-    return models[0] if len(models) == 1 else Ensemble(models).eval(), loaded[0][1], info
+    return models[0] if len(models) == 1 else Ensemble(models, shares).eval(), loaded[0][1], info
 
 
 def with_agreed_precision(loading: Loading, device: "torch.device") -> Loading:

@@ -45,7 +45,8 @@ class TrainedModel:
 
         Args:
             path: folder that `average` wrote. Those of a list become an ensemble: each step of a search, and each
-                score, uses the mean of the models' probabilities. They must have one vocabulary.
+                score, uses the mean of the models' probabilities, with shares if paths end with `:2`. They must have
+                one vocabulary.
             settings: `device`: `cpu`, `cuda` or `cuda:N`; default: a GPU if there is one.
                 `precision`: `fp32` (the default), `bf16`, or `int8`: translation multiplies integers, on a CPU; the
                 rest is in bf16 or fp32.

@@ -170,7 +170,7 @@ class Transformer(nn.Module):
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Encode source tokens into memory, shape (S, D)."""
         layout = AttentionLayout(source, source, causal=False, kernel=self._kernel(source.max_length))
-        x_SD = self._embed(self.embedding, source.tokens_T, source.positions_T)
+        x_SD = self._placed(functional.embedding(source.tokens_T, self.embedding), source.positions_T)
         for layer in self.encoder:
             x_SD = self._run(layer, x_SD, layout)
         return self.encoder_norm(x_SD)
@@ -253,12 +253,15 @@ class Transformer(nn.Module):
         if self.config.begin_with_pad:
             # The first token of a target is always <s>.
             tokens_T = tokens_T.masked_fill(positions_T == 0, _PAD_ID)
-        return self._embed(self._target_embedding(), tokens_T, positions_T)
+        vectors_TD = functional.embedding(tokens_T, self._target_embedding())
+        if self.config.begin_with_zeros:
+            vectors_TD = vectors_TD.masked_fill((positions_T == 0)[:, None], 0)
+        return self._placed(vectors_TD, positions_T)
 
-    def _embed(self, weight_VD: torch.Tensor, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        x_TD = functional.embedding(tokens_T, weight_VD) * math.sqrt(self.config.width) + self.positions(positions_T)
+    def _placed(self, vectors_TD: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
+        x_TD = vectors_TD * math.sqrt(self.config.width) + self.positions(positions_T)
         # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
-        return dropout(x_TD.to(weight_VD.dtype), self.config.dropout, self.training)
+        return dropout(x_TD.to(vectors_TD.dtype), self.config.dropout, self.training)
 
     def _run(self, layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
         run = self._compiled_layer if self.training and self._compiled_layer else _run_layer

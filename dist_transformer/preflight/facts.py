@@ -19,6 +19,11 @@ from dist_transformer.runtime.versions import hash_of_code, versions
 from dist_transformer.runtime.world import World
 
 RUN_FOLDER, TEMPORARY_FOLDER, CACHE, SHARED_MEMORY = "run folder", "temporary folder", "cache", "/dev/shm"
+# Folder and files of the memory of a control group, by the controllers of its line: version 2 names none.
+_MEMORY_FILES = {
+    "": ("sys/fs/cgroup", ("memory.max", "memory.current")),
+    "memory": ("sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,18 +131,21 @@ def _available_memory() -> int:
     return max(0, min([available, *(limit - used for limit, used in _control_group_memory())]))
 
 
-def _control_group_memory() -> list[tuple[int, int]]:
-    """Return (limit, used) in bytes for this process' control group and its parents."""
+def _control_group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return (limit, used) in bytes for this process' control groups and their parents."""
     found = []
     with suppress(OSError):
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-        path = next((line.partition("::")[2] for line in groups if line.startswith("0::")), "/")
-        for folder in (Path(path), *Path(path).parents):
-            place = Path("/sys/fs/cgroup") / str(folder).lstrip("/")
-            with suppress(OSError):
-                limit, used = ((place / name).read_text().strip() for name in ("memory.max", "memory.current"))
-                if limit != "max":
-                    found.append((int(limit), int(used)))
+        for group in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = group.split(":", 2)
+            if controllers not in _MEMORY_FILES:
+                continue
+            mounted, names = _MEMORY_FILES[controllers]
+            for folder in (Path(path), *Path(path).parents):
+                place = root / mounted / str(folder).lstrip("/")
+                with suppress(OSError):
+                    limit, used = ((place / name).read_text().strip() for name in names)
+                    if limit != "max":
+                        found.append((int(limit), int(used)))
     return found
 
 

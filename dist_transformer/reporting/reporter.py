@@ -22,6 +22,7 @@ from dist_transformer.evaluation.samples import SampleSheet
 from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.figures import attention_picture
 from dist_transformer.reporting.sinks import SINKS, MetricsFile, OptionalSink
+from dist_transformer.reporting.trackers import TRACKERS
 from dist_transformer.run.layout import TENSORBOARD, scan_records
 
 # Width of a terminal of unknown size.
@@ -39,6 +40,7 @@ _UNSHOWN = {
     "cache_gib",
     "memory_gib",
     "log_every",
+    "sinks",
     "validation_command",
     "validation_command_minutes",
     *(limit.name for limit in dataclasses.fields(TimeoutConfig)),
@@ -53,6 +55,7 @@ class Reporter:
     Args:
         corpora: names of all corpora.
         quiet: write only records, and nothing to the terminal.
+        sinks: names of those of the package beside `metrics.jsonl`; registered ones are always used.
         fence: called before each record; raises if this process no longer owns the run folder.
     """
 
@@ -65,6 +68,7 @@ class Reporter:
         first_step: int,
         corpora: Sequence[str] = ("",),
         quiet: bool = False,
+        sinks: Sequence[str] = ("tensorboard",),
         fence: Fence = unfenced,
     ) -> None:
         self.is_main, self.quiet, self.fence = is_main, quiet, fence
@@ -82,10 +86,14 @@ class Reporter:
         earlier = scan_records(self.metrics.path, only="valid")[0].get("valid", [])
         several = len(corpora) > 1
         board = partial(Board, run_dir / TENSORBOARD, first_step=first_step, several=several, earlier=earlier)
-        self.board = OptionalSink(board, self._lose_board)
+        self.board: OptionalSink[Board] = OptionalSink(
+            board if "tensorboard" in sinks else (lambda: None), self._lose_board
+        )
+        makers = {name: SINKS[name] for name in SINKS.names}
+        makers |= {name: TRACKERS[name] for name in sinks if name in TRACKERS}
         added = [
-            OptionalSink(partial(SINKS[name], run_dir, first_step), partial(self._lose_sink, name))
-            for name in SINKS.names
+            OptionalSink(partial(make, run_dir, first_step), partial(self._lose_sink, name))
+            for name, make in makers.items()
         ]
         self.optional: list[OptionalSink[Any]] = [self.board, *added]
 

@@ -57,10 +57,11 @@ class OptionalSink(Generic[S]):
     """A sink that training can do without: after its first error it is dropped, with a warning.
 
     Args:
+        make: makes the sink; None: there is none.
         lost: called once, with the error.
     """
 
-    def __init__(self, make: Callable[[], S], lost: Callable[[Exception], None]) -> None:
+    def __init__(self, make: Callable[[], S | None], lost: Callable[[Exception], None]) -> None:
         self._lost = lost
         self._sink: S | None = None
         self._attempt(lambda: setattr(self, "_sink", make()))

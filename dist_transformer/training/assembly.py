@@ -173,6 +173,7 @@ def _open_run(
         first_step=progress.step,
         corpora=[folder.index.corpus for folder in data.folders],
         quiet=quiet,
+        sinks=config.sinks,
         fence=fence,
     )
     notes += inputs.notes

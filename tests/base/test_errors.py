@@ -60,6 +60,10 @@ DISK = "free space there, and run the same command again"
             RuntimeError("I/O error: No space left on device (os error 28)"),
             f"a file cannot be written (No space left on device): {DISK}",
         ),
+        (
+            RuntimeError("I/O error: File too large (os error 27)"),
+            "a file cannot be written (File too large): raise the limit of file size (ulimit -f)",
+        ),
     ],
 )
 def test_memory_and_disks_that_are_full_are_one_sentence(

@@ -260,7 +260,7 @@ def test_a_sweep_of_more_files_than_there_are_decodes_nothing(scored_run: Path, 
 
 
 NO_NUMBER = "--best needs a number without a sweep, and none with it: the sweep has the numbers"
-NO_RUN = "run_dir or checkpoints: pass one of them; the other choices are among the files of a run"
+NO_RUN = "run_dir, checkpoints or interpolate: pass one of them; the other choices are among the files of a run"
 
 
 @pytest.mark.parametrize(

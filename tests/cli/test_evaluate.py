@@ -1,11 +1,15 @@
 """tools/evaluate_bleu.py alone and on two ranks."""
 
+import importlib.metadata
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
+from sacrebleu.dataset import DATASETS
 
 import dist_transformer
 from dist_transformer import api
@@ -136,6 +140,48 @@ def test_several_references(
     api.evaluate(**values, device="cpu")
     unlike = dict.fromkeys(("seconds", "hypotheses"))
     assert {**json.loads(again.read_text("utf-8")), **unlike} == {**report, **unlike}
+
+
+def test_a_published_test_set(
+    model_folder: Path,
+    files: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A copy of sacreBLEU's cache is enough without a network."""
+
+    def fetch(address: str) -> None:
+        raise URLError("no route to statmt.org")
+
+    monkeypatch.setattr("urllib.request.urlopen", fetch)
+    for name in ("wmt14/full", "wmt15"):
+        monkeypatch.setattr(DATASETS[name], "_outdir", str(tmp_path / "cache"))
+        monkeypatch.setattr(DATASETS[name], "_rawdir", str(tmp_path / "cache" / "raw"))
+    (tmp_path / "cache").mkdir()
+    # Others are names of documents and the like.
+    for field in DATASETS["wmt14/full"].fieldnames("en-de"):
+        shutil.copyfile(files[field == "ref"], tmp_path / "cache" / f"wmt14_full.en-de.{field}")
+    common = ("--model", model_folder, "--max-extra-tokens", "5", "--device", "cpu")
+    reports = []
+    named = ("--test-set", "wmt14/full", "--direction", "en-de")
+    for given in (named, ("--src", files[0], "--ref", files[1])):
+        run_here(monkeypatch, *common, *given, "--json", tmp_path / "result.json")
+        reports.append(json.loads((tmp_path / "result.json").read_text(encoding="utf-8")) | {"seconds": 0})
+    origin = {"name": "wmt14/full", "direction": "en-de", "sacrebleu": importlib.metadata.version("sacrebleu")}
+    assert reports[0] == reports[1] | {"test_set": origin}
+    assert reports[1]["test_set"] is None
+    elsewhere = next(name for name, each in DATASETS.items() if "en-de" not in each.langpairs)
+    for name, said in (
+        ("wmt14/ful", "test_set wmt14/ful is none of sacreBLEU's: did you mean wmt14/full?"),
+        (elsewhere, f"test_set {elsewhere} has no direction en-de: choose another test set"),
+        ("wmt15", "cannot be downloaded (<urlopen error no route to statmt.org>): run sacrebleu -t wmt15 -l en-de"),
+    ):
+        with pytest.raises(SystemExit):
+            run_here(monkeypatch, *common, "--test-set", name)
+        assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match="ref is missing: pass it, or test_set"):
+        run_here(monkeypatch, "--model", model_folder, "--src", files[0])
 
 
 def test_hypotheses_without_a_model(

@@ -123,4 +123,5 @@ def test_what_is_wrong_is_one_sentence_and_leaves_no_file(
         message = error()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert message == f"error: {out} cannot be written (File too large): choose another place\n"
+    remedy = "raise the limit of file size (ulimit -f), and run the same command again"
+    assert message == f"error: {out} cannot be written (File too large): {remedy}\n"

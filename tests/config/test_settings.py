@@ -43,6 +43,13 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
     ],
     (ModelConfig, {"width": 100}, "width", "100", "multiple of heads (8), or set head_width"),
     (ModelConfig, {"width": 7, "heads": 1}, "width", "7", "even"),
+    (
+        ModelConfig,
+        {"begin_with_pad": True, "begin_with_zeros": True},
+        "begin_with_pad",
+        "True",
+        "begin_with_zeros is set",
+    ),
     (ModelConfig, {"target_vocab_size": 5}, "tie_embeddings", "'all'", "two vocabularies cannot share all three"),
     (ModelConfig, {"attention": "alibi"}, "attention", "'alibi'", "or choose one of softmax"),
     (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "one of sinusoidal, sinusoidal_t2t, learned"),

@@ -293,3 +293,15 @@ def test_case_counts_unless_the_model_writes_no_capitals() -> None:
 
 def test_characters_count_in_chinese() -> None:
     assert chosen("我们你们", "他们都好", reference="他们很好", language="zh") == "他们都好"
+
+
+@pytest.mark.parametrize("ends", [99, 100])
+def test_tokenised_translations_are_said_to_be_so_once(
+    ends: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = ["das ist ein Satz ."] * ends
+    score(lines, ["das ist ein Satz."] * ends, target_language="de")
+    said = "warning: 100 translations end in a full stop after a space, as tokenised text does: detokenise them, "
+    assert capfd.readouterr().err == (f"{said}otherwise their scores are not comparable\n" if ends == 100 else "")
+    # Not by sacreBLEU, whose remedy is a flag of its own.
+    assert not caplog.records

@@ -368,14 +368,71 @@ def as_pickle(more: object = None) -> Callable[[Path], object]:
     return write
 
 
+POSITIONS = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+
+
+def add_positions(weights: dict[str, torch.Tensor]) -> None:
+    """Add Marian's tables, which older versions saved."""
+    angles = torch.arange(512)[:, None] / 10000 ** (torch.arange(0, 32, 2) / 32)
+    weights.update({name: torch.cat([angles.sin(), angles.cos()], 1) for name in POSITIONS})
+
+
+def add_learned_positions(weights: dict[str, torch.Tensor]) -> None:
+    add_positions(weights)
+    weights[POSITIONS[1]][7, 3] += 0.01
+
+
 def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: Path) -> None:
     shutil.copytree(plain, tmp_path / "theirs")
+    edit_weights(add_positions)(tmp_path / "theirs")
     edit_weights(lambda weights: weights.update({name: tensor.half() for name, tensor in weights.items()}))(
         tmp_path / "theirs"
     )
     as_pickle()(tmp_path / "theirs")
     edit("config.json", torch_dtype="float16", dtype="float16")(tmp_path / "theirs")
     checks = run(tmp_path / "theirs", tmp_path / "model")
+    assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
+
+
+def test_a_model_of_the_hub_is_named_with_its_commit(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(plain, tmp_path / "0123")
+    monkeypatch.setattr(checked_import, "find_folder", {Path("org/en-de"): tmp_path / "0123"}.__getitem__)
+    run(Path("org/en-de"), tmp_path / "model")
+    assert load_model(tmp_path / "model", CPU)[2].corpus == "imported from org/en-de at 0123"
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_rows_without_an_entry_are_dropped(two: bool, toy_lines: Lines, tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "exact", toy_lines, two=two)
+    run(tmp_path / "exact", tmp_path / "expected")
+    shutil.copytree(tmp_path / "exact", tmp_path / "larger")
+    names = ["vocab_size", "decoder_vocab_size"][: 1 + two]
+    rows = [getattr(model.config, name) for name in names]
+    resize = [model.resize_token_embeddings, model.resize_decoder_token_embeddings]
+    for size, enlarge in zip(rows, resize, strict=False):
+        # As `pad_to_multiple_of=8` does; three rows more, so that there always are some.
+        enlarge(-(-(size + 3) // 8) * 8)
+    surplus = sum(getattr(model.config, name) for name in names) - sum(rows)
+    with torch.no_grad():
+        # Rows that take part in the softmax.
+        model.final_logits_bias[:, rows[-1] :] = 20
+    model.save_pretrained(tmp_path / "larger")
+    checks = run(tmp_path / "larger", tmp_path / "model")
+    assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ("surplus rows", *ROWS)]
+    assert checks[0].found.startswith(f"{surplus} without an entry in the vocabulary were dropped")
+    found, expected = (load_model(tmp_path / name, CPU)[0].state_dict() for name in ("model", "expected"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_without_settings_of_the_tokenizer_the_languages_are_given(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="does not name its languages: pass them with --src-lang"):
+        run(tmp_path / "theirs", tmp_path / "model")
+    checks = run(tmp_path / "theirs", tmp_path / "model", source_language="en", target_language="de")
     assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
 
 
@@ -398,6 +455,10 @@ def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: P
         (add_entry("<s>"), "has a vocab.json that has <s>"),
         (edit("vocab.json", more=9999), "do not have the ids 0 to"),
         (edit_weights(lambda weights: weights.pop(FC1)), f"do not fit its config.json (missing: {FC1})"),
+        (
+            edit_weights(add_learned_positions),
+            "has positions that are not its own sinusoids, which a model here cannot",
+        ),
         (edit_weights(lambda weights: weights[FC1].fill_(torch.inf)), f"in {FC1} that are not finite"),
         (lambda folder: (folder / "model.safetensors").unlink(), "Error no file named model.safetensors"),
         (as_pickle(Command()), "has weights that hold more than tensors: nothing of them was run"),

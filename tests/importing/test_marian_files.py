@@ -93,6 +93,11 @@ def rename(vocabulary: str) -> Callable[[Path], object]:
     return change
 
 
+def as_bergamot(folder: Path) -> None:
+    (folder / "decoder.yml").unlink()
+    (folder / "model.npz").rename(folder / "model.ende.intgemm.alphas.bin")
+
+
 def name_two(folder: Path) -> None:
     for name in "ab":
         write_decoder(folder, [folder / "joint.spm"] * 2).rename(folder / f"{name}.decoder.yml")
@@ -123,6 +128,7 @@ def take_other_target(folder: Path) -> None:
         (lambda folder: (folder / "joint.spm").unlink(), "joint.spm cannot be read (No such file"),
         (lambda folder: (folder / "joint.spm").write_bytes(b"\nno"), "nor a SentencePiece model"),
         (lambda folder: (folder / "decoder.yml").unlink(), "has neither a config.json nor a decoder.yml"),
+        (as_bergamot, "joint.spm, and what it translates is text for a student"),
         (lambda folder: (folder / "decoder.yml").write_text("a: [b"), "cannot be read as YAML"),
         (lambda folder: (folder / "decoder.yml").write_text("models: [a, b]"), "names 2 models and 0 vocabularies"),
         (name_two, "has 2 models: name one of them, such as"),

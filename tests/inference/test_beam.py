@@ -306,7 +306,15 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("fixed_shapes", [False, True])
 @pytest.mark.parametrize(
-    "change", [{"norm": "post"}, {"begin_with_pad": True}, {"norm": "pre"}, {"attention": "distant"}], ids=str
+    "change",
+    [
+        {"norm": "post"},
+        {"begin_with_pad": True},
+        {"begin_with_zeros": True},
+        {"norm": "pre"},
+        {"attention": "distant"},
+    ],
+    ids=str,
 )
 @pytest.mark.usefixtures("distant")
 def test_cached_logits_equal_the_packed_decoders(change: dict[str, object], fixed_shapes: bool) -> None:

@@ -160,6 +160,14 @@ def test_folders_are_loaded_as_one_model(folders: list[Path], toy_lines: Lines) 
         tokens = zip(one.token_log_probabilities, other.token_log_probabilities, strict=True)
         mean = [math.log((math.exp(a) + math.exp(b)) / 2) for a, b in tokens]
         assert both.token_log_probabilities == pytest.approx(mean, abs=1e-5)
+    # Three parts of the first model.
+    weighted = dist_transformer.load([f"{folders[0]}:3", folders[1]], device="cpu")
+    for both, one, other in zip(weighted.score(sources, targets), *each, strict=True):
+        tokens = zip(one.token_log_probabilities, other.token_log_probabilities, strict=True)
+        mean = [math.log((3 * math.exp(a) + math.exp(b)) / 4) for a, b in tokens]
+        assert both.token_log_probabilities == pytest.approx(mean, abs=1e-5)
+    with pytest.raises(UserError, match="model:0 has no share in the result: leave it out"):
+        dist_transformer.load([f"{folders[0]}:0", folders[1]])
     with pytest.raises(UserError, match="attention is that of one model, and this is an ensemble: load one"):
         joint.attention(sources[0], targets[0])
     with pytest.raises(UserError, match="path has no model folder: pass at least one"):

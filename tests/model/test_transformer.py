@@ -230,6 +230,19 @@ def test_a_decoder_may_begin_with_the_vector_of_pad(tie_embeddings: str) -> None
     assert not rows[BOS].any()
 
 
+def test_a_decoder_may_begin_with_zeros() -> None:
+    model, plain = (make_model(begin_with_zeros=begins, tie_embeddings="none") for begins in (True, False))
+    with torch.no_grad():
+        plain.get_parameter("target_embedding")[BOS] = 0
+    # Dummies at the end of a pack have the first position, too.
+    real = BATCH.labels_T != IGNORED
+    assert torch.equal(hidden_states(model, BATCH)[real], hidden_states(plain, BATCH)[real])
+    states = model.decode(BATCH.target, model.encode(BATCH.source), BATCH.source)
+    (rows,) = torch.autograd.grad(states.square().sum(), [model.get_parameter("target_embedding")])
+    assert rows.any()
+    assert not rows[[PAD, BOS]].any()
+
+
 def test_loss_is_that_of_the_logits() -> None:
     for options in ({}, {"tie_embeddings": "none"}):
         model = make_model(**options)

@@ -54,6 +54,30 @@ def test_a_limit_of_the_job_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert gather(World(), run_dir=None, cache_dir=tmp_path).available_bytes == 2 * 2**20
 
 
+@pytest.mark.parametrize(
+    ("lines", "folder", "names"),
+    [
+        (["0::/job/step"], "", ("memory.max", "memory.current")),
+        (
+            ["4:cpu,cpuacct:/job/step", "3:memory:/job/step", "0::/other"],
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ),
+    ],
+)
+def test_limits_of_control_groups_of_both_versions(
+    lines: list[str], folder: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("".join(f"{line}\n" for line in lines))
+    step = tmp_path / "sys" / "fs" / "cgroup" / folder / "job" / "step"
+    step.mkdir(parents=True)
+    for place, values in ((step, ("3000\n", "1000\n")), (step.parent, ("9000\n", "2000\n"))):
+        for name, value in zip(names, values, strict=True):
+            (place / name).write_text(value)
+    assert facts._control_group_memory(tmp_path) == [(3000, 1000), (9000, 2000)]
+
+
 def test_a_name_that_does_not_resolve_has_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world = World(rank=0, size=2, local_rank=0, local_size=2)
     for name, expected in (("127.0.0.1", ("127.0.0.1",)), ("no.such.host.invalid", ())):

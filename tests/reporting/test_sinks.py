@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.reporting.sinks import SINKS, MetricSink
+from dist_transformer.reporting.trackers import TRACKERS
 from dist_transformer.run.layout import read_records
 from tests.conftest import run_python
 from tests.reporting.recorded import lines_of, make_sheet
@@ -120,3 +122,22 @@ def test_what_was_written_before_the_disk_was_full_is_there(tmp_path: Path) -> N
     board.Reload()
     assert [(event.step, event.value) for event in board.Scalars("main/loss")] == [(n, n) for n in range(1, step)]
     assert step > 10
+
+
+def test_sinks_of_the_package_are_chosen_by_name(
+    made: list[Kept], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SINKS, "_entries", {})
+    monkeypatch.setitem(TRACKERS, "wandb", lambda *given: made.append(Kept(*given)) or made[-1])
+    for number, (sinks, trackers, has_board) in enumerate(
+        ((("tensorboard",), 0, True), (("wandb",), 1, False), (("tensorboard", "wandb"), 2, True))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        reporter = Reporter(folder, is_main=True, max_steps=9, first_step=0, sinks=sinks)
+        reporter.record("train", 1, {"loss": 1.0})
+        reporter.close()
+        assert (len(made), (folder / "tensorboard").exists()) == (trackers, has_board)
+    assert [each.records for each in made] == [[("train", 1, {"loss": 1.0})]] * 2
+    with pytest.raises(UserError, match=r"sinks is \('comet',\): choose among tensorboard, wandb, mlflow"):
+        PRESETS["tiny"].changed(sinks=("comet",))

@@ -12,6 +12,7 @@ from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.augment import parse_rates
 from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
+from dist_transformer.data.text.tmx import TmxFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
@@ -35,7 +36,7 @@ PREPARE_RULES = FlagRules(
 )
 """When flags have an effect."""
 
-_FILES = ("src", "tgt", "tsv", "jsonl", "parquet", "valid_src", "valid_tgt")
+_FILES = ("src", "tgt", "tsv", "jsonl", "tmx", "parquet", "valid_src", "valid_tgt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class TextSettings:
     """Source and target column of --tsv, counted from 0."""
     jsonl: tuple[Path, ...] = ()
     """Files of one JSON object per line."""
+    tmx: tuple[Path, ...] = ()
+    """Translation memories, of which --src-lang and --tgt-lang choose two languages."""
     parquet: tuple[Path, ...] = ()
     """Parquet files with two columns of text, or two fields of a column."""
     src_field: str | None = None
@@ -120,16 +123,22 @@ class TextSettings:
             *(ParquetFile(path=path, **fields) for path in self.parquet),
         ]
         valid: list[PairSource] = [*line_files(self.valid_src, self.valid_tgt)]
+        source_language, target_language = languages
+        if (self.tmx or self.dataset) and not (source_language and target_language):
+            raise UserError(
+                f"{'tmx' if self.tmx else 'dataset'} needs its two languages: pass --src-lang and --tgt-lang"
+            )
+        train += [
+            TmxFile(path=path, source_language=str(source_language), target_language=str(target_language))
+            for path in self.tmx
+        ]
         for sources, split in ((train, self.dataset_split), (valid, self.dataset_valid_split)):
             if self.dataset is None or split is None:
                 continue
-            source_language, target_language = languages
-            if not (source_language and target_language):
-                raise UserError("dataset needs its two languages: pass --src-lang and --tgt-lang")
             hub = HubDataset(
                 dataset=self.dataset,
-                source_language=source_language,
-                target_language=target_language,
+                source_language=str(source_language),
+                target_language=str(target_language),
                 config=self.dataset_config,
                 revision=self.dataset_revision,
                 split=split,
@@ -227,7 +236,8 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         if not self.training_sources:
             raise UserError(
-                "there is no text to prepare: pass --src and --tgt, --tsv, --jsonl, --parquet, --dataset or --toy"
+                "there is no text to prepare: pass --src and --tgt, --tsv, --jsonl, --tmx, --parquet, --dataset "
+                "or --toy"
             )
         for name in ("tokenizer", "source_tokenizer", "target_tokenizer"):
             if (path := getattr(self, name)) is not None and path.is_dir():

@@ -63,7 +63,7 @@ _KINDS: tuple[tuple[bytes, _Foreign], ...] = (
         rb"(?i)(\xef\xbb\xbf)?\s*<(\?xml\s|!doctype\s|(tmx|xliff|html|mteval|srcset|refset|tstset)[\s>])",
         _Foreign(
             "a document in XML, SGML or HTML, such as TMX",
-            remedy="take its sentences out first, one per line, into a file for each language",
+            remedy="pass TMX to prepare with --tmx; take sentences out of others first, a file for each language",
         ),
     ),
     # UTF-32 comes first, because its mark begins with that of UTF-16.

@@ -90,7 +90,7 @@ class LineFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _OneFile:
+class OneFile:
     """A file of both texts."""
 
     path: Path
@@ -108,7 +108,7 @@ class _OneFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TsvFile(_OneFile):
+class TsvFile(OneFile):
     """A file of tab-separated columns without quoting, as many in each row as in the first one.
 
     A blank line is a pair of empty texts.
@@ -160,7 +160,7 @@ class TsvFile(_OneFile):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FieldFile(_OneFile):
+class FieldFile(OneFile):
     """A file of rows whose two texts have field names.
 
     Names that are joined by dots lead to a field within another (`translation.en`). The fields of a field `translation`

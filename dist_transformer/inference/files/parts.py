@@ -20,7 +20,7 @@ from dist_transformer.base.files import sha256_of, write_file
 from dist_transformer.base.sole_writer import Fence
 from dist_transformer.config.plain import parse_json
 from dist_transformer.data.text.compressed import is_compressed
-from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from dist_transformer.model_folder import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, with_share
 from dist_transformer.version import __version__
 
 MANIFEST_FILE = "manifest.json"
@@ -89,7 +89,9 @@ def manifest_of(models: Sequence[Path], source: Source, settings: Mapping[str, A
     values = {
         "version": __version__,
         "models": [
-            {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)} for model in models
+            {name: sha256_of(model / name) for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)}
+            | ({} if share == 1 else {"share": share})
+            for model, share in map(with_share, models)
         ],
         "inputs": {"lines": source.lines, "sha256": source.sha256},
         "settings": settings,

@@ -285,7 +285,7 @@ FOREIGN = [
     ("t.de", b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF document, not plain text in UTF-8: extract its text"),
     ("t.de", b"PAR1\x15\x04", "is a Parquet file, not plain text in UTF-8: pass it to prepare with --parquet"),
     ("t.tmx", b'<?xml version="1.0"?>\n<tmx version="1.4">', "is a document in XML, SGML or HTML, such as TMX"),
-    ("t.de", b'\xef\xbb\xbf\n <tmx version="1.4">\n<body>', "such as TMX, not plain text in UTF-8: take its sent"),
+    ("t.de", b'\xef\xbb\xbf\n <tmx version="1.4">\n<body>', "such as TMX, not plain text in UTF-8: pass TMX to pr"),
     ("t.de.gz", gzip.compress(b"<!DOCTYPE html>\n<title>x"), "contains a document in XML, SGML or HTML"),
     ("t.de.sgm", b'<srcset setid="newstest2014" srclang="any">\n', "is a document in XML, SGML or HTML"),
     ("t.de", b"eins\rzwei\rdrei", "has lines that end in CR alone, as on the old Mac, and no LF: convert it"),

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import torch
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
+from dist_transformer.config.plain import read_json
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.export.gate import LEAST_IDENTICAL
 from dist_transformer.export.libraries import SENTENCES, IdPair
-from dist_transformer.export.marian import ours_of
-from dist_transformer.importing.marian_files import MarianFiles
+from dist_transformer.export.marian_files import DECODER_FILE, MarianFiles, entries_of
+from dist_transformer.model_folder import ModelInfo
 
 _SCORES = " ||| WordScores= "
 # Longer lines are skipped.
@@ -27,17 +29,21 @@ _INSTALL = "pip install pymarian (Python 3.11) in an environment of its own, or 
 
 
 class MarianPeer:
-    """Marian's `score` and `decode`, on the CPU. They read pieces, and their ids from a file in `folder`."""
+    """Marian's `score` and `decode`, on the CPU. They read pieces, and their ids from a file."""
 
-    def __init__(
-        self, program: Path, files: MarianFiles, vocabulary: MarianVocabulary, folder: Path, tags: Sequence[str]
-    ) -> None:
-        """Write the tables of ids.
+    precision = "float32"
+
+    def __init__(self, program: Path, files: MarianFiles, vocabulary: Vocabulary, tags: Sequence[str]) -> None:
+        """Write tables of ids, unless the vocabularies are such tables.
 
         Args:
             tags: tags in front of every source.
         """
-        self.program, self.files, self.vocabulary, self.folder = program, files, vocabulary, folder
+        self.program, self.files, self.vocabulary = program, files, vocabulary
+        # It lasts as long as this object.
+        self._scratch = tempfile.TemporaryDirectory()
+        self.folder = folder = Path(self._scratch.name)
+        self.entries = entries_of(vocabulary, by_model=files.has_sentencepiece)
         self.front = vocabulary.source.tag_ids(tags)
         sides = (vocabulary.source, vocabulary.target)
         self.pieces = [side.pieces for side in sides]
@@ -47,11 +53,13 @@ class MarianPeer:
             for pieces in self.pieces
         ]
         self.splitters = [sentencepiece.SentencePieceProcessor(model_proto=side.library_file) for side in sides]
-        self.tables = [folder / "source.yml", folder / "target.yml"]
-        for table, ids, theirs in zip(self.tables, self.ids, vocabulary.their_ids, strict=True):
-            # JSON is YAML.
-            entries = {piece: theirs[token] for piece, token in ids.items()}
-            write_file(table, json.dumps(entries, ensure_ascii=False, indent=0))
+        self.tables = [*files.vocabularies]
+        if files.has_sentencepiece:
+            self.tables = [folder / "source.yml", folder / "target.yml"]
+            for table, pieces, entries in zip(self.tables, self.pieces, self.entries, strict=True):
+                # JSON is YAML.
+                numbers = {pieces[token]: number for number, token in enumerate(entries)}
+                write_file(table, json.dumps(numbers, ensure_ascii=False, indent=0))
 
     def reads(self, text: str) -> bool:
         return "\0" not in text
@@ -60,8 +68,7 @@ class MarianPeer:
         splitter = self.splitters[0]
         if self.files.has_sentencepiece:
             # Marian takes the numbers of the library, for which unknown characters are never an entry such as `</s>`.
-            ours = ours_of(self.vocabulary.their_ids[0])
-            rows = [[ours[number] for number in splitter.encode(line)] for line in lines]
+            rows = [[self.entries[0][number] for number in splitter.encode(line)] for line in lines]
         else:
             split = splitter.encode(list(lines), out_type=str)
             rows = [[self.ids[0].get(piece, UNK_ID) for piece in row] for row in split]
@@ -69,7 +76,7 @@ class MarianPeer:
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         rows = [[self.pieces[1][token] for token in row] for row in ids]
-        if self.files.has_sentencepiece:
+        if self.files.has_sentencepiece or not isinstance(self.vocabulary, MarianVocabulary):
             texts = [self.splitters[1].decode_pieces(row) for row in rows]
         else:
             # What OPUS-MT does after Marian; pieces may come from either model.
@@ -86,10 +93,22 @@ class MarianPeer:
 
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         found = self._translate(self._spelled(sources, 0), [*map(len, sources)], longest, self.tables)
-        return [[self.ids[1][piece] for piece in line.split()][: longest - 1] for line in found]
+        return [row[: longest - 1] for row in self._read(found)]
 
-    def texts(self, lines: Sequence[str], longest: int) -> Check:
-        """Check greedy translations of text, which Marian splits and joins itself."""
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        rows = self._spelled([row[:-1] for row in self.encode(lines)], 0)
+        settings = ("--config", self.files.weights.with_name(DECODER_FILE), "--vocabs", *self.tables)
+        command = ("decode", *settings, "--max-length", _LONGEST_LINE, "--input", self._write("source", rows))
+        return self.decode(self._read(self._run(command, len(rows))))
+
+    def _read(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return our ids of lines of pieces."""
+        return [[self.ids[1].get(piece, UNK_ID) for piece in line.split()] for line in lines]
+
+    def texts(self, lines: Sequence[str], longest: int) -> list[Check]:
+        """Check greedy translations of text, if Marian splits and joins it itself."""
+        if not self.files.has_sentencepiece:
+            return []
         sources = self.vocabulary.source.encode_batch(lines)
         theirs = self._translate(lines, [*map(len, sources)], longest, self.files.vocabularies)
         same = 0
@@ -97,12 +116,10 @@ class MarianPeer:
             text, whole = self.vocabulary.target.decode(row), line.strip(" ")
             # The text continues after an output of our limit.
             same += whole == text or (len(row) == longest - 1 and whole.startswith(text))
-        return Check.that(
-            same >= LEAST_IDENTICAL * len(lines),
-            name="text",
-            found=f"{same:,} of {len(lines):,} translations of text are those of the pieces; "
-            f"{LEAST_IDENTICAL:.1%} must be",
+        found = (
+            f"{same:,} of {len(lines):,} translations of text are those of the pieces; {LEAST_IDENTICAL:.1%} must be"
         )
+        return [Check.that(same >= LEAST_IDENTICAL * len(lines), name="text", found=found)]
 
     def _spelled(self, rows: Sequence[Sequence[int]], side: int) -> list[str]:
         return [" ".join(self.pieces[side][token] for token in row) for row in rows]
@@ -150,6 +167,15 @@ class MarianPeer:
         if len(output) != lines:
             raise UserError(f"{self.program} wrote {len(output):,} lines for {lines:,}: try a newer version")
         return output
+
+
+def load_marian(
+    program: Path, folder: Path, device: torch.device, vocabulary: Vocabulary, info: ModelInfo
+) -> MarianPeer:
+    """Load a folder that `write_marian` filled; the device is always the CPU."""
+    source, target = (folder / name for name in read_json(folder / DECODER_FILE)["vocabs"])
+    files = MarianFiles(weights=folder / "model.npz", vocabularies=(source, target))
+    return MarianPeer(program, files, vocabulary, info.direction.tags)
 
 
 def find_program(given: str | None) -> Path:

@@ -1,4 +1,4 @@
-"""A training and its resume with the real wandb, without a network: what its files hold."""
+"""A training and its resume with the real wandb and MLflow, without a network: what their files hold."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from dist_transformer.data.folder.reader import DataFolder
 from tests.compat.environments import extend_environment, run_installed
 from tests.support.tiny import TINY_FLAGS
 
-pytestmark = pytest.mark.slice(name="wandb")
+pytestmark = pytest.mark.slice(name="trackers")
 
 SMALL = (
     *TINY_FLAGS,
@@ -51,8 +51,19 @@ for file in sorted(Path(sys.argv[1]).glob("offline-run-*/*.wandb")):
 """
 
 
+READ_MLFLOW = """
+import json
+from pathlib import Path
+from mlflow import MlflowClient
+
+client = MlflowClient(Path("run/mlflow/runs").resolve().as_uri())
+(run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+print(json.dumps([each.step for each in client.get_metric_history(run.info.run_id, "train/loss")]))
+"""
+
+
 def train(programs: Path, folder: Path, data: Path, steps: int) -> None:
-    given = ["--import", "dist_transformer.reporting.wandb_sink", "--data", data, "--run-dir", "run"]
+    given = ["--sinks", "wandb,mlflow", "--data", data, "--run-dir", "run"]
     words = [programs / "dist-transformer", "train", *SMALL, *given, "--max-steps", steps]
     environment = {"HOME": os.environ["HOME"], "PATH": f"{programs}:/usr/bin:/bin", "WANDB_MODE": "offline"}
     done = subprocess.run(
@@ -76,7 +87,7 @@ def runs(programs: Path, folder: Path) -> list[dict[str, Any]]:
 
 def test_a_resume_has_no_step_twice(installed: Path, distributions: Path, toy_data: DataFolder, tmp_path: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
-    programs = extend_environment(installed, tmp_path / "venv", f"{wheel}[wandb]")
+    programs = extend_environment(installed, tmp_path / "venv", f"{wheel}[wandb,mlflow]")
     train(programs, tmp_path, toy_data.path, 6)
     # As after a crash: the run continues at step 4, and computes steps 5 and 6 again.
     (tmp_path / "run" / "checkpoints" / "latest").unlink()
@@ -86,3 +97,5 @@ def test_a_resume_has_no_step_twice(installed: Path, distributions: Path, toy_da
     first, second = runs(programs, tmp_path)
     assert first["steps"] == [1, 2, 3, 4, 5, 6]
     assert second == {"id": first["id"], "steps": [7, 8]}
+    assert json.loads(run_installed(programs, tmp_path, "python", "-c", READ_MLFLOW)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert not (tmp_path / "run" / "tensorboard").exists()
