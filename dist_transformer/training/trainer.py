@@ -262,7 +262,7 @@ class Trainer:
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
         self.watchdog.progress()
-        batch = micro.batch.to(self.engine.device)
+        batch = self.engine.on_device(micro.batch)
         torch.manual_seed(micro_batch_seed(self.config.seed, step.epoch, self.progress.step, micro.first_pack))
         return self.engine.forward_backward(batch, step_tokens=step.target_tokens), batch_hash(batch)
 

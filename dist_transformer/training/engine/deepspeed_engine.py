@@ -13,7 +13,8 @@ from torch import nn
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.memory import choose_compilation
+from dist_transformer.cost.memory import ZeroSettings, choose_compilation
+from dist_transformer.cost.speed import uses_graphs
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch
@@ -23,6 +24,7 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.device import PRECISIONS
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
+from dist_transformer.training.engine.graphs import MicroBatchGraph, make_graph
 from dist_transformer.training.engine.internals import builds_survive_kills
 from dist_transformer.training.engine.muon import FlatMatrices, Muon
 from dist_transformer.training.engine.plain_adam import PlainAdam
@@ -74,6 +76,13 @@ class Engine:
             internals.look_at_the_norm_alone(self.ds.optimizer)
             internals.skip_by_norm(self.ds.optimizer, self.optimizer, on_host=offloads)
         self.scheduler = self.ds.lr_scheduler
+        self._graph: MicroBatchGraph | None = None
+        # The work of the host in a micro-batch must not depend on its sentences.
+        self._wants_graph = (
+            uses_graphs(config, ZeroSettings(stage=self.stage))
+            and self.device.type == "cuda"
+            and self.module.has_fixed_shapes
+        )
         self._applied = torch.ones((), dtype=torch.bool, device=self.device)
         if isinstance(self.optimizer, Muon) and self._matrices and self.stage > 0:
             self.optimizer.flat = self._flat_matrices()
@@ -107,6 +116,11 @@ class Engine:
         return choose_compilation(self.config, stage=self.stage)
 
     @property
+    def has_graph(self) -> bool:
+        """Whether micro-batches are started by a CUDA graph."""
+        return self._graph is not None
+
+    @property
     def ema_decay(self) -> float:
         return self.config.ema_decay
 
@@ -131,21 +145,49 @@ class Engine:
         return internals.waited_seconds()
 
     def mark(self) -> torch.cuda.Event | None:
-        """Mark this place in the work of a GPU, to time it without waiting; None on a CPU."""
-        if self.device.type != "cuda":
+        """Mark this place in the work of a GPU, to time it without waiting; None on a CPU and while it is recorded."""
+        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
+    def on_device(self, batch: PackedBatch) -> PackedBatch:
+        """Copy a micro-batch to the device. The next one may overwrite it."""
+        if self._wants_graph:
+            # Later the shapes of training are known.
+            self._wants_graph = False
+            self._graph = self._make_graph(batch.to(self.device))
+        filled = None if self._graph is None else self._graph.filled(batch)
+        return batch.to(self.device) if filled is None else filled
+
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
         """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`."""
+        # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
+        factor = self.loss_factor / step_tokens
+        if self._graph is not None and self._graph.holds(batch):
+            sums = self._graph.run(factor)
+            self.last_forward = self.mark()
+            self.ds.allreduce_gradients()
+            return sums
+        return self._compute(batch, factor)
+
+    def _compute(self, batch: PackedBatch, factor: float | torch.Tensor) -> LossSums:
         settings = self.config.optimizer
         sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha)
         self.last_forward = self.mark()
-        # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
-        self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
+        self.ds.backward(sums.loss * factor)
         return sums
+
+    def _make_graph(self, batch: PackedBatch) -> MicroBatchGraph | None:
+        def compute(batch: PackedBatch, factor: torch.Tensor) -> LossSums:
+            with internals.without_communication(self.ds):
+                return self._compute(batch, factor)
+
+        stage_1 = self.ds.optimizer if self.stage == 1 else None
+        sums = internals.GradientSums(dict(self._trained()), stage_1)
+        vocabulary = min(map(len, self.module.embedding_weights().values()))
+        return make_graph(MicroBatchGraph(compute, sums, batch, vocabulary=vocabulary))
 
     def evaluate(self, batch: PackedBatch) -> LossSums:
         """Return a micro-batch's sums without gradient, in one pass, so without R-Drop. A collective under ZeRO-3."""

@@ -156,6 +156,68 @@ def _clip(input_tensors: list[torch.Tensor], max_norm: float, global_norm: torch
     scale_all(input_tensors, (max_norm / (global_norm + 1e-6)).clamp(max=1.0))
 
 
+class GradientSums:
+    """The sums to which a graph of a micro-batch adds its gradients, at stage 0, and in bf16 at stage 1.
+
+    The graph always adds to the same memory, and DeepSpeed's hooks do not run with it: this class does what they do.
+
+    Args:
+        parameters: trained parameters by name.
+        stage_1: the optimizer of stage 1; None at stage 0.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], stage_1: Any | None) -> None:
+        self._parameters, self._stage_1 = parameters, stage_1
+        if stage_1 is None:
+            dtypes = {name: getattr(p, "grad_dtype", None) or p.dtype for name, p in parameters.items()}
+            self._sums = {name: torch.zeros_like(p, dtype=dtypes[name]) for name, p in parameters.items()}
+        else:
+            groups = zip(stage_1.bf16_groups, stage_1.fp32_groups_gradients, strict=True)
+            of = {id(p): total for ps, sums in groups for p, total in zip(ps, sums, strict=True)}
+            self._sums = {name: of[id(p)] for name, p in parameters.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self._sums
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Prepare the sums for another micro-batch: with those of this step so far, or zero."""
+        if self._stage_1 is not None:
+            if not any(map(any, self._stage_1.fp32_groups_has_gradients)):
+                torch._foreach_zero_(self._stage_1.fp32_groups_gradients_flat)
+                for flags in self._stage_1.fp32_groups_has_gradients:
+                    flags[:] = [True] * len(flags)
+            return
+        fresh = []
+        for name, p in self._parameters.items():
+            total = self._sums[name]
+            if p.grad is None:
+                fresh.append(total)
+            elif p.grad is not total:
+                # That of a micro-batch that was computed without the graph.
+                total.copy_(p.grad)
+            p.grad = total
+        if fresh:
+            torch._foreach_zero_(fresh)
+
+    def forget(self) -> None:
+        """Let the next micro-batch be the first of a step."""
+        if self._stage_1 is not None:
+            _forget_sums(self._stage_1)
+        for p in self._parameters.values():
+            p.grad = None
+
+
+@contextmanager
+def without_communication(ds: Any) -> Iterator[None]:
+    """Let DeepSpeed's backward pass at stages 0 and 1 leave the gradients of other ranks out."""
+    ds.enable_backward_allreduce = False
+    try:
+        yield
+    finally:
+        ds.enable_backward_allreduce = True
+
+
 def skip_by_norm(zero_optimizer: Any, optimizer: torch.optim.Optimizer, *, on_host: bool) -> None:
     """Let the optimizer of stages 1 to 3 skip a step whose norm is not finite, by its attribute `found_inf`.
 
