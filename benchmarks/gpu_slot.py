@@ -5,7 +5,7 @@
        ranks      2 and 4 ranks on the one GPU over gloo, ZeRO 0 to 3, killed and resumed; losses as on one rank
     2  nccl       collectives of one rank
        save       the pause and the memory of a checkpoint of big
-       trace      a compiled step of big under the profiler
+       graphs     steps of big at 3.5k tokens with and without a CUDA graph: losses, rates
        tests      the tests that are marked gpu
        test-mode  `train --test-mode`
 
@@ -314,19 +314,21 @@ def measure_save(work: Path) -> Figures:
     _new(run_dir)
 
 
-def measure_trace(work: Path) -> Figures:
-    from benchmarks.training.step import profile_steps
-
+def measure_graphs(work: Path) -> Figures:
+    losses = {}
     with process_group(World(), single=True) as device:
-        config = random_config("big", packs=64, at_once=64, compile=True)
-        engine, batch = make_engine(config, device, stage=1), random_batch(config, 0)
-
-        def steps(count: int) -> None:
-            for _ in range(count):
-                train_step(engine, [batch])
-
-        steps(3)
-        yield "step", profile_steps(steps, 2, trace=work / "trace.json.gz")
+        for graphs in ("no", "yes"):
+            config = random_config("big", packs=9, at_once=9, compile=False).changed(cuda_graphs=graphs)
+            engine, batches = make_engine(config, device, stage=1), [random_batch(config, seed) for seed in range(4)]
+            losses[graphs] = [float(train_step(engine, [batch], graph=True)) for batch in batches]
+            rate = _rate(functools.partial(train_step, engine, batches[:1], graph=True))
+            yield f"graphs {graphs}", {"losses": losses[graphs], "steps_per_second": rate, "used": engine.has_graph}
+            if engine.has_graph != (graphs == "yes"):
+                raise UserError("the engine uses no graph: its log says why")
+            del engine
+            gc.collect()
+    if not all(abs(one / other - 1) <= _MOST_APART for one, other in zip(*losses.values(), strict=True)):
+        raise UserError(f"losses with a graph are not those without within {_MOST_APART:g}")
 
 
 def measure_tests(work: Path) -> Figures:
@@ -358,7 +360,7 @@ CHECKS = {
     "ranks": _Check(1, 155, measure_ranks),
     "nccl": _Check(2, 20, measure_nccl),
     "save": _Check(2, 45, measure_save),
-    "trace": _Check(2, 35, measure_trace),
+    "graphs": _Check(2, 35, measure_graphs),
     "tests": _Check(2, 150, measure_tests),
     "test-mode": _Check(2, 45, measure_test_mode),
 }

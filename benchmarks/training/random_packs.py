@@ -51,9 +51,15 @@ def random_batch(config: TrainConfig, seed: int) -> PackedBatch:
     return batch.pin_memory() if torch.cuda.is_available() else batch
 
 
-def train_step(engine: Engine, batches: list[PackedBatch]) -> None:
-    """Train on the micro-batches of one step."""
+def train_step(engine: Engine, batches: list[PackedBatch], *, graph: bool = False) -> torch.Tensor:
+    """Train on the micro-batches of one step; return the last loss.
+
+    Args:
+        graph: let the engine start the kernels by a CUDA graph, if its settings want that.
+    """
     for batch in batches:
+        moved = engine.on_device(batch) if graph else batch.to(engine.device)
         torch.manual_seed(7)
-        engine.forward_backward(batch.to(engine.device), step_tokens=25_000)
+        loss = engine.forward_backward(moved, step_tokens=25_000).loss.detach()
         engine.end_micro_batch()
+    return loss

@@ -113,19 +113,16 @@ def _zero(config: TrainConfig) -> ZeroSettings:
     return ZeroSettings.from_ds_config(load_ds_config(config.deepspeed_config))
 
 
-def profile_steps(train: Callable[[int], object], steps: int, *, trace: Path | None = None) -> dict[str, Any]:
+def profile_steps(train: Callable[[int], object], steps: int) -> dict[str, Any]:
     """Profile steps. Figures are per step: milliseconds by kind of kernels, slowest kernels, launches and waits.
 
     Args:
         train: trains so many steps.
-        trace: file for the trace, which chrome://tracing and Perfetto open.
     """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         train(steps)
-    if trace is not None:
-        recorded.export_chrome_trace(str(trace))
     on_device = [e for e in recorded.events() or () if e.device_type == torch.autograd.DeviceType.CUDA]
     calls = collections.Counter(e.name for e in recorded.events() or ())
     kernels: dict[str, list[float]] = collections.defaultdict(list)

@@ -340,6 +340,8 @@ class TrainConfig:
     """Arithmetic of the model; default: bf16 if the device supports it, otherwise fp32."""
     compile: Literal["auto", "on", "off"] = setting("auto", written={"on": True, "off": False})
     """Compile layers and loss on a GPU, in bf16 and at ZeRO stages 0 to 2; auto: from 6,000 target tokens at once."""
+    cuda_graphs: Literal["auto", "yes", "no"] = setting("auto", **OMIT_DEFAULT)
+    """Start the kernels of a micro-batch by one call, at ZeRO stages 0 and 1 on GPUs in bf16; auto: no, so far."""
     profile: str | None = setting(None, **OMIT_DEFAULT)
     """STEP:COUNT, such as 100:3: write a trace of COUNT steps from STEP on, of rank 0, into the run folder."""
     sinks: tuple[str, ...] = setting(("tensorboard",), commas=True, **OMIT_DEFAULT)

@@ -25,6 +25,9 @@ compiled and 358 ms not compiled on one H100, because of the host (2026-11-23); 
 # sublayers: 979 in one micro-batch, 7,321 in eight.
 _SUBLAYER_LAUNCHES, _UPDATE_LAUNCHES = 30, 73
 
+# Launches of a micro-batch that a graph starts: its inputs, the sums, the ledger's hash, and the graph.
+_GRAPH_LAUNCHES = 15
+
 # The norm of the gradient is an all-reduce of one number.
 _NORM_PASSES = 2
 # Bytes per parameter: Adam reads gradient, weight and both moments in fp32, writes the last three, and the bf16 weight.
@@ -46,10 +49,17 @@ class StepTime:
         return max(self.compute + self.update, self.launches) + self.communication
 
 
-def launches_of_step(config: ModelConfig, *, accumulation: int) -> int:
-    """Estimate the kernel launches of one step on each rank."""
+def launches_of_step(config: ModelConfig, *, accumulation: int, graphs: bool = False) -> int:
+    """Estimate the kernel launches of one step on each rank, with or without CUDA graphs of the micro-batches."""
     sublayers = 2 * config.encoder_layers + 3 * config.decoder_layers
-    return accumulation * sublayers * _SUBLAYER_LAUNCHES + _UPDATE_LAUNCHES
+    of_micro_batch = _GRAPH_LAUNCHES if graphs else sublayers * _SUBLAYER_LAUNCHES
+    return accumulation * of_micro_batch + _UPDATE_LAUNCHES
+
+
+def uses_graphs(config: TrainConfig, zero: ZeroSettings) -> bool:
+    """Return whether GPUs start micro-batches by CUDA graphs, if their check finds nothing."""
+    is_simple = zero.stage == 0 or (zero.stage == 1 and config.arithmetic == "bf16")
+    return config.cuda_graphs == "yes" and is_simple and config.optimizer.passes == 1
 
 
 def predict_step(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> StepTime:
@@ -78,7 +88,8 @@ def predict_step(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, s
         update += sizes.muon_flops / (1 if zero.stage == 3 else ranks) / rate
     return StepTime(
         compute=operations / rate,
-        launches=launches_of_step(config.model, accumulation=accumulation) * LAUNCH_SECONDS,
+        launches=LAUNCH_SECONDS
+        * launches_of_step(config.model, accumulation=accumulation, graphs=uses_graphs(config, zero)),
         update=update,
         communication=communication_seconds(
             zero, sizes, cluster, precision=config.arithmetic, accumulation=accumulation
@@ -168,7 +179,7 @@ class NodeChoice:
     """Fewest nodes with `ENOUGH` of the best speed."""
     stage: int
     """ZeRO stage: 2, which sends gradients while it computes, with one micro-batch per rank
-    and step, otherwise 1, which sends them once per step. The model leaves this overlap out."""
+    and step and without CUDA graphs, otherwise 1, which sends them once per step. The model leaves this overlap out."""
     seconds: dict[int, float]
     """Seconds per step by number of nodes. Left out are numbers that leave each rank as many packs as fewer nodes."""
 
@@ -184,7 +195,9 @@ def choose_nodes(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, s
             seconds[nodes] = predict_step(full, zero, some, source_budget=source_budget).total
             accumulation[nodes], share = full.batch.accumulation_steps(some.world_size), packs
     best = next(nodes for nodes, time in seconds.items() if ENOUGH * time <= min(seconds.values()))
-    return NodeChoice(nodes=best, stage=2 if accumulation[best] == 1 else 1, seconds=seconds)
+    # At stage 2 no graphs can be used.
+    overlaps = accumulation[best] == 1 and not uses_graphs(config, zero)
+    return NodeChoice(nodes=best, stage=2 if overlaps else 1, seconds=seconds)
 
 
 def fewer_nodes(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> str | None:

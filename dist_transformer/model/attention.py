@@ -57,6 +57,23 @@ class _MoveRows(torch.autograd.Function):
         return torch.where(valid.view(-1, *[1] * (moved.dim() - 1)), moved, 0), None, None, None
 
 
+class _WithoutKeys(torch.autograd.Function):
+    """Pass the bias of queries, keys and values on, and no gradient back to the part of the keys.
+
+    A constant added to all keys does not change the softmax, so its gradient consists of rounding errors. Adam divides
+    a gradient by its size, so it would turn these errors into steps that depend on the number of ranks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bias: torch.Tensor) -> torch.Tensor:
+        return bias.view_as(bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        query, key, value = gradient.chunk(3)
+        return torch.cat((query, torch.zeros_like(key), value))
+
+
 @dataclass(frozen=True, slots=True)
 class _Side:
     """Packed rows of one side and their places in the padded groups."""
@@ -235,25 +252,20 @@ class MultiHeadAttention(nn.Module):
             Shape (T, D). Rows of dummy sentences are finite and have no meaning.
         """
         if memory_SD is None:
-            qkv_T3HK = self._heads(products.linear(x_TD, self.qkv_weight, self._bias()))
+            qkv_T3HK = self._heads(products.linear(x_TD, self.qkv_weight, _WithoutKeys.apply(self.qkv_bias)))
             if layout.kernel == "packed":
                 mixed_THK = packed_attention.self_attention(qkv_T3HK, layout.query_offsets, causal=layout.causal)
                 return self.output(mixed_THK.flatten(-2))
             q_T1HK, kv_S2HK = qkv_T3HK.split([1, 2], dim=-3)
             q_THK = q_T1HK.squeeze(-3)
         else:
-            q_THK, kv_S2HK = self.project_query(x_TD), self._project_key_value(memory_SD)
+            # Split, because the gradient of each slice would be a zero tensor as large as the whole.
+            sizes = [self.output.in_features, 2 * self.output.in_features]
+            weights, biases = self.qkv_weight.split(sizes), _WithoutKeys.apply(self.qkv_bias).split(sizes)
+            q_THK = self._heads(products.linear(x_TD, weights[0], biases[0])).squeeze(-3)
+            kv_S2HK = self._heads(products.linear(memory_SD, weights[1], biases[1]))
         attend = {"packed": self._attend_packed, "varlen": self._attend_varlen, "groups": self._attend_groups}
         return self.output(attend[layout.kernel](q_THK, kv_S2HK, layout).flatten(-2))
-
-    def _bias(self) -> torch.Tensor:
-        """Return `qkv_bias`, with the part of the keys detached so that it gets no gradient.
-
-        A constant added to all keys does not change the softmax, so its gradient consists of rounding errors. Adam
-        divides a gradient by its size, so it would turn these errors into steps that depend on the number of ranks.
-        """
-        query, key, value = self.qkv_bias.chunk(3)
-        return torch.cat((query, key.detach(), value))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split the last dimension, n·H·K, into (n, H, K)."""
@@ -266,7 +278,7 @@ class MultiHeadAttention(nn.Module):
 
     def _project_key_value(self, memory: torch.Tensor, linear: Linear = products.linear) -> torch.Tensor:
         inner = self.heads * self.head_width
-        return self._heads(linear(memory, self.qkv_weight[inner:], self._bias()[inner:]))
+        return self._heads(linear(memory, self.qkv_weight[inner:], self.qkv_bias[inner:]))
 
     def _attend_packed(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         return packed_attention.cross_attention(q_THK, kv_S2HK, layout.query_offsets, layout.key_offsets)

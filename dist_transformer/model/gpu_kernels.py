@@ -1,4 +1,4 @@
-"""Triton kernels of attention over short packed sentences: one program per sentence and head.
+"""Triton kernels: attention over short packed sentences, one program per sentence and head; and hashes of pairs.
 
 FlashAttention computes in tiles of 128 × 128, of which a sentence of 13 to 29 tokens fills little; the tiles here are
 32 × 32. No two programs add to the same memory, so a gradient is the same in every run. The gradients of queries, keys
@@ -21,6 +21,10 @@ import triton.language as tl
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOWEST = tl.constexpr(-1e30)
+# Those of `run.ledger`.
+_GAMMA = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
+_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
+_MIX_2 = tl.constexpr(0x94D049BB133111EB - 2**64)
 
 
 @triton.jit
@@ -226,3 +230,45 @@ def return_gradients(
                 )
                 dq_BD += tl.dot(ds_BB.to(q_BD.dtype), k_BD)
             _store(grad_q, dq_BD, q0, queries, m, head, grad_q_stride, D, B)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * _MIX_1
+    x = (x ^ (x >> 27)) * _MIX_2
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def hash_pairs(
+    source,
+    source_positions,
+    source_offsets,
+    target,
+    target_positions,
+    target_offsets,
+    labels,
+    total,
+    B: tl.constexpr,
+):
+    """Add the hash of each pair to `total`, int64, as `run.ledger` defines it: one program per pair.
+
+    Sums of integers do not depend on their order.
+    """
+    pair = tl.program_id(0)
+    source_B, target_B = tl.zeros([B], tl.int64), tl.zeros([B], tl.int64)
+    end = tl.load(source_offsets + pair + 1)
+    for start in range(tl.load(source_offsets + pair), end, B):
+        at = start + tl.arange(0, B)
+        tokens_B = tl.load(source + at, mask=at < end, other=0)
+        positions_B = tl.load(source_positions + at, mask=at < end, other=0)
+        source_B += tl.where(at < end, _mix((tokens_B + 1) * _GAMMA + positions_B * 2), 0)
+    end = tl.load(target_offsets + pair + 1)
+    for start in range(tl.load(target_offsets + pair), end, B):
+        at = start + tl.arange(0, B)
+        tokens_B = tl.load(target + at, mask=at < end, other=0)
+        positions_B = tl.load(target_positions + at, mask=at < end, other=0)
+        labels_B = tl.load(labels + at, mask=at < end, other=0)
+        hashed_B = _mix((tokens_B + 1) * _GAMMA + positions_B * 2 + 1) + _mix(labels_B * _GAMMA)
+        target_B += tl.where(at < end, hashed_B, 0)
+    tl.atomic_add(total, _mix(tl.sum(source_B) * _GAMMA + _mix(tl.sum(target_B))))

@@ -65,13 +65,14 @@ class PackedBatch:
     """Labels: `ids </s>`, and `IGNORED` on dummy tokens; int64, shape (T,)."""
 
     def to(self, device: torch.device) -> "PackedBatch":
-        return self._copied(lambda x: x.to(device, non_blocking=True))
+        return self.copied(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> "PackedBatch":
         """Copy to page-locked memory, which a GPU can read while it computes."""
-        return self._copied(torch.Tensor.pin_memory)
+        return self.copied(torch.Tensor.pin_memory)
 
-    def _copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
+        """Copy every tensor by a function."""
         source, target = self.source.copied(copy), self.target.copied(copy)
         return PackedBatch(source=source, target=target, labels_T=copy(self.labels_T))
 

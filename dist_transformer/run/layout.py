@@ -5,7 +5,7 @@ RUN/tokenizer.json                     the data folder's tokenizer
 RUN/environment.json                   versions and hardware of each start
 RUN/metrics.jsonl, RUN/ledger.jsonl    what was logged, what was trained on
 RUN/checkpoints/latest                 the name of the newest checkpoint
-RUN/checkpoints/step-00001000/         manifest.json, state.json, part-00000.safetensors, one part per rank
+RUN/checkpoints/step-00001000/         manifest.json, state.json, part-00000.safetensors, one part per node
 RUN/weights/step-00001000.safetensors  fp32 weights alone, for averaging; ema-… if a moving average is kept
 RUN/weights/SHA256SUMS                 their hashes, as `sha256sum --check` reads them
 RUN/samples/, RUN/tensorboard/         translations of each validation, event files

@@ -18,6 +18,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import append_to, log_lines, whole_path
 from dist_transformer.base.sole_writer import Fence, unfenced
 from dist_transformer.data.loading.packing import LeftOut
+from dist_transformer.model import packed_attention
 from dist_transformer.model.packed import PackedBatch, PackedTokens
 
 # Odd 64-bit constants of splitmix64 (Steele et al. 2014), as signed numbers; torch's int64 products wrap around.
@@ -43,9 +44,23 @@ def _sentence_sums(rows_T: torch.Tensor, side: PackedTokens) -> torch.Tensor:
 def batch_hash(batch: PackedBatch) -> torch.Tensor:
     """Return the sum of the hashes of a micro-batch's pairs, int64, shape (); 0 for a pack of weight zero."""
     source, target = batch.source, batch.target
+    if source.tokens_T.is_cuda and packed_attention.gpu_takes(64):
+        return hash_by_kernel(batch)
     source_T = _mix((source.tokens_T + 1) * _GAMMA + source.positions_T * 2)
     target_T = _mix((target.tokens_T + 1) * _GAMMA + target.positions_T * 2 + 1) + _mix(batch.labels_T * _GAMMA)
     return _mix(_sentence_sums(source_T, source) * _GAMMA + _mix(_sentence_sums(target_T, target))).sum()
+
+
+def hash_by_kernel(batch: PackedBatch) -> torch.Tensor:
+    """Compute the same as `batch_hash` in one kernel instead of 68, for which a GPU would wait."""
+    from dist_transformer.model.gpu_kernels import hash_pairs
+
+    source, target = batch.source, batch.target
+    total = source.tokens_T.new_zeros(())
+    sides = [tensor for side in (source, target) for tensor in (side.tokens_T, side.positions_T, side.offsets_N)]
+    if len(source.lengths):
+        hash_pairs[(len(source.lengths),)](*sides, batch.labels_T, total, B=32)
+    return total
 
 
 class Ledger:

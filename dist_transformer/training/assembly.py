@@ -163,6 +163,7 @@ def _open_run(
         config=described,
         flushed=(ledger.path, config.run_dir / METRICS_FILE),
         fence=fence,
+        writers=[rank for rank, local in enumerate(distributed.gather_objects(world.local_rank)) if local == 0],
         timeout_minutes=config.timeouts.collective_timeout_minutes,
     )
     held.callback(writer.close)

@@ -38,8 +38,10 @@ class Computed:
     """One per micro-batch of this rank."""
     losses: list[torch.Tensor]
     """One per micro-batch, shape (2,): sums of the loss and of -log p."""
-    applied: bool
-    """Whether the update was applied; it is skipped if a loss or gradient is not finite."""
+    first_packs: list[int]
+    """First pack of each micro-batch."""
+    applied: torch.Tensor
+    """Whether the update was applied, bool, shape (); it is skipped if a loss or gradient is not finite."""
     seconds: float
     stall: float
     """Part of `seconds`: waiting for data."""
@@ -57,7 +59,9 @@ class Interval:
     hashes: list[torch.Tensor] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    applied: list[bool] = field(default_factory=list)
+    applied: list[torch.Tensor] = field(default_factory=list)
+    of_micro_batches: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    """First packs of each step's micro-batches on this rank, and their losses, shape (micro-batches, 2)."""
     left_out: list[tuple[LeftOut, ...]] = field(default_factory=list)
     epochs: dict[int, str] = field(default_factory=dict)
     """Report of the last epoch that ended, by corpus; a step may contain several epochs of a small corpus."""
@@ -73,7 +77,9 @@ class Interval:
     def add(self, number: int, step: Step, computed: Computed) -> None:
         self.steps.append(number)
         self.hashes.append(torch.stack(computed.hashes).sum())
-        self.losses.append(torch.stack(computed.losses).sum(0))
+        losses = torch.stack(computed.losses)
+        self.losses.append(losses.sum(0))
+        self.of_micro_batches.append((computed.first_packs, losses))
         self.tokens.append(step.target_tokens)
         self.applied.append(computed.applied)
         self.left_out.append(step.left_out)
@@ -86,19 +92,22 @@ class Interval:
         if begin is not None and end is not None:
             self.marks.append((begin, end))
 
-    def reduce(self) -> tuple[list[int], float, float]:
-        """Return the hash of each step over all ranks; loss and nll per target token of the applied steps.
+    def reduce(self) -> tuple[list[int], list[bool], float, float]:
+        """Return the hash of each step over all ranks, and whether it was applied; loss and nll per target token of the
+        applied steps.
 
-        Collective: every rank must call it. It is the only place where the loop reads losses from the device.
+        Collective: every rank must call it. It is the only place where the loop waits for the device: for one copy.
         """
-        hashes = distributed.all_reduce_sum(torch.stack(self.hashes)).tolist()
-        sums = distributed.all_reduce_sum(torch.stack(self.losses).double()).tolist()
-        kept = [i for i, applied in enumerate(self.applied) if applied]
+        hashes = distributed.all_reduce_sum(torch.stack(self.hashes))
+        sums = distributed.all_reduce_sum(torch.stack(self.losses).double())
+        hashes, applied, sums = read(hashes, torch.stack(self.applied).long(), sums)
+        flags = [bool(flag) for flag in applied.tolist()]
+        kept = [i for i, is_applied in enumerate(flags) if is_applied]
         if not kept:
-            return hashes, float("nan"), float("nan")
-        tokens = sum(self.tokens[i] for i in kept)
-        loss, nll = (sum(sums[i][which] for i in kept) / tokens for which in range(2))
-        return hashes, loss, nll
+            return hashes.tolist(), flags, float("nan"), float("nan")
+        tokens, losses = sum(self.tokens[i] for i in kept), sums.tolist()
+        loss, nll = (sum(losses[i][which] for i in kept) / tokens for which in range(2))
+        return hashes.tolist(), flags, loss, nll
 
     def speed(self, budgets: Budgets) -> dict[str, float]:
         """Return target tokens per second, the share of time spent waiting for data, and how full packs were."""
@@ -136,6 +145,13 @@ class Interval:
         tokens = {"source_tokens": self.source_tokens, "target_tokens": sum(self.tokens)}
         operations = training_flops(model, **tokens, passes=passes)
         return {"mfu": operations / (self.seconds * peak_flops)}
+
+
+def read(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Copy tensors of numbers with 64 bits to the host by one copy."""
+    copied = torch.cat([tensor.contiguous().view(torch.int64).flatten() for tensor in tensors]).cpu()
+    parts = copied.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def peak_flops_of(config: TrainConfig, world: World, device: torch.device) -> float | None:
@@ -227,7 +243,8 @@ class Logbook:
         interval, self.interval = self.interval, Interval()
         if not interval.steps:
             return
-        hashes, loss, nll = interval.reduce()
+        hashes, applied, loss, nll = interval.reduce()
+        self._count_skips(interval, applied)
         of_steps = zip(interval.steps, hashes, interval.tokens, interval.left_out, strict=True)
         for number, pair_hash, tokens, left_out in of_steps:
             self.ledger.add(number, pair_hash=pair_hash, target_tokens=tokens, left_out=left_out)
@@ -244,6 +261,27 @@ class Logbook:
         self.reporter.train_line(self.progress.step, values, self._seconds_left())
         for text in interval.epochs.values():
             self.reporter.say(text)
+
+    def _count_skips(self, interval: Interval, applied: list[bool]) -> None:
+        """Count skipped steps. A skip is that of all ranks, so they can find its origin together."""
+        progress = self.progress
+        for number, is_applied, (first_packs, losses) in zip(
+            interval.steps, applied, interval.of_micro_batches, strict=True
+        ):
+            progress.skipped_in_a_row = 0 if is_applied else progress.skipped_in_a_row + 1
+            if is_applied:
+                continue
+            progress.skipped_steps += 1
+            finite = losses.isfinite().all(1).tolist()
+            own = [first for first, is_finite in zip(first_packs, finite, strict=True) if not is_finite]
+            where = describe_not_finite(distributed.gather_objects(own), packs=self.config.batch.packs_at_once)
+            self.reporter.say(f"step {number}: loss or gradient is not finite ({where}); update skipped on all ranks")
+            if progress.skipped_in_a_row >= self.config.max_skipped_steps:
+                raise UserError(
+                    f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last at "
+                    f"step {number}, {where}): lower the learning rate, or resume with --precision fp32 from the last "
+                    "checkpoint"
+                )
 
     def end_run(self, *, why: str) -> None:
         """Record the end of a run that is finished."""
@@ -308,3 +346,19 @@ class Logbook:
     def _flops_so_far(self) -> int:
         source, target = self.progress.computed_source_tokens, self.progress.computed_target_tokens
         return training_flops(self.config.model, source_tokens=source, target_tokens=target)
+
+
+def describe_not_finite(firsts: list[list[int]], *, packs: int) -> str:
+    """Name the first rank whose loss is not finite, and the packs of that micro-batch.
+
+    Args:
+        firsts: for each rank, the first packs of its micro-batches whose loss is not finite.
+        packs: packs per micro-batch.
+    """
+    ranks = [rank for rank, own in enumerate(firsts) if own]
+    if not ranks:
+        return "the loss is finite on all ranks, so it arose in the backward pass"
+    first = firsts[ranks[0]][0]
+    of_packs = f"pack {first}" if packs == 1 else f"packs {first} to {first + packs - 1}"
+    others = f", and loss of {len(ranks) - 1} other rank(s)" if len(ranks) > 1 else ""
+    return f"loss of rank {ranks[0]} in {of_packs} of the step{others}"

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.settings import CheckpointConfig, ModelConfig, TrainConfig
@@ -30,7 +29,6 @@ from dist_transformer.reporting.reporter import Reporter
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention, Saved
 from dist_transformer.run.ledger import batch_hash
 from dist_transformer.run.progress import Progress
-from dist_transformer.runtime import distributed
 from dist_transformer.runtime.world import World
 from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.fault_tolerance.preemption import Preemption
@@ -236,14 +234,13 @@ class Trainer:
         started, waited_before, begin = time.monotonic(), self.engine.waited_seconds, self.engine.mark()
         progress = self.progress
         progress.step += 1
-        hashes, losses, applied = [], [], True
+        hashes, losses = [], []
         for micro in micro_batches:
             sums, hashed = self._train_micro_batch(step, micro)
             losses.append(torch.stack((sums.loss, sums.nll)).detach())
             hashes.append(hashed)
             applied = self.engine.end_micro_batch()
         progress.position = step.position
-        self._count_skip(applied, micro_batches, losses)
         seconds = stall + time.monotonic() - started
         progress.train_seconds += seconds
         progress.source_tokens += step.source_tokens
@@ -254,6 +251,7 @@ class Trainer:
         computed = Computed(
             hashes=hashes,
             losses=losses,
+            first_packs=[micro.first_pack for micro in micro_batches],
             applied=applied,
             seconds=seconds,
             stall=stall,
@@ -264,29 +262,9 @@ class Trainer:
 
     def _train_micro_batch(self, step: Step, micro: MicroBatch) -> tuple[LossSums, torch.Tensor]:
         self.watchdog.progress()
+        batch = self.engine.on_device(micro.batch)
         torch.manual_seed(micro_batch_seed(self.config.seed, step.epoch, self.progress.step, micro.first_pack))
-        batch = micro.batch.to(self.engine.device)
         return self.engine.forward_backward(batch, step_tokens=step.target_tokens), batch_hash(batch)
-
-    def _count_skip(self, applied: bool, micro_batches: list[MicroBatch], losses: list[torch.Tensor]) -> None:
-        """Count skipped steps. A skip is that of all ranks, so they can find its origin together."""
-        progress = self.progress
-        progress.skipped_steps += not applied
-        progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
-        if applied:
-            return
-        pairs = zip(micro_batches, losses, strict=True)
-        own = [micro.first_pack for micro, loss in pairs if not bool(loss.isfinite().all())]
-        where = describe_not_finite(distributed.gather_objects(own), packs=self.config.batch.packs_at_once)
-        self.reporter.say(
-            f"step {progress.step}: loss or gradient is not finite ({where}); update skipped on all ranks"
-        )
-        if progress.skipped_in_a_row >= self.config.max_skipped_steps:
-            raise UserError(
-                f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last at step "
-                f"{progress.step}, {where}): lower the learning rate, or resume with "
-                "--precision fp32 from the last checkpoint"
-            )
 
     def _validate(self) -> str | None:
         """Measure loss and scores, and rank the result among the best. Collective: every rank must call it.
@@ -363,22 +341,6 @@ class Trainer:
     def _why_finished(self) -> str:
         patience = self.config.validation.patience
         return f"no better validation in {patience}" if self._out_of_patience() else "all steps done"
-
-
-def describe_not_finite(firsts: list[list[int]], *, packs: int) -> str:
-    """Name the first rank whose loss is not finite, and the packs of that micro-batch.
-
-    Args:
-        firsts: for each rank, the first packs of its micro-batches whose loss is not finite.
-        packs: packs per micro-batch.
-    """
-    ranks = [rank for rank, own in enumerate(firsts) if own]
-    if not ranks:
-        return "the loss is finite on all ranks, so it arose in the backward pass"
-    first = firsts[ranks[0]][0]
-    of_packs = f"pack {first}" if packs == 1 else f"packs {first} to {first + packs - 1}"
-    others = f", and loss of {len(ranks) - 1} other rank(s)" if len(ranks) > 1 else ""
-    return f"loss of rank {ranks[0]} in {of_packs} of the step{others}"
 
 
 @contextmanager

@@ -81,6 +81,16 @@ def test_a_small_model_waits_for_the_launches_of_its_kernels() -> None:
     assert found.compute + found.update < found.total / 10
 
 
+def test_graphs_leave_the_launches_of_the_update() -> None:
+    """At stages 0 and 1: 15 launches of the inputs, sums, hash and graph, and 73 of the update."""
+    config = preset("tiny").changed(cuda_graphs="yes")
+    launches = {stage: step(stage, config, tokens=2048, gpus=1).launches for stage in range(3)}
+    assert launches == pytest.approx({0: 88 * 50e-6, 1: 88 * 50e-6, 2: 373 * 50e-6})
+    rdrop = dataclasses.replace(config.optimizer, rdrop_alpha=5.0)
+    assert step(1, config.changed(optimizer=rdrop), tokens=2048, gpus=1).launches == pytest.approx(373 * 50e-6)
+    assert step(1, config.changed(precision="fp32"), tokens=2048, gpus=1).launches == pytest.approx(373 * 50e-6)
+
+
 def test_the_update_moves_thirty_bytes_a_parameter() -> None:
     assert step(0).update == pytest.approx(PARAMETERS * 30 / 1000e9)
     assert step(1).update == pytest.approx(PARAMETERS * 30 / 4 / 1000e9)
@@ -219,6 +229,8 @@ def test_stage_2_needs_one_micro_batch() -> None:
     assert choose_nodes(LARGE, ZERO_1, nodes_of(1), source_budget=3584).stage == 1
     assert choose_nodes(LARGE, ZERO_1, nodes_of(2), source_budget=3584).stage == 2
     assert choose_nodes(with_batch(packs_per_micro_batch=1), ZERO_1, nodes_of(2), source_budget=3584).stage == 1
+    # Stage 2 has no graphs.
+    assert choose_nodes(LARGE.changed(cuda_graphs="yes"), ZERO_1, nodes_of(2), source_budget=3584).stage == 1
 
 
 def test_a_slow_network_wants_fewer_nodes() -> None:

@@ -100,6 +100,11 @@ def test_all_ranks_share_the_hashing_and_fall_back_together(results: RESULTS, ru
     assert found[0]["weights"] == {"p0": 4.0, "p1": 5.0, "p2": 6.0, "p3": 7.0}
 
 
+def test_a_rank_that_is_no_writer_writes_no_part(results: RESULTS) -> None:
+    expected = {"parts": ["part-00001.safetensors"], "weights": {"p0": 1.0, "p1": 2.0, "p2": 3.0, "p3": 4.0}}
+    assert results[0]["one_writer"] == results[1]["one_writer"] == expected
+
+
 def test_a_full_and_a_read_only_disk(results: RESULTS, disk: Path | None) -> None:
     if disk is None:
         pytest.skip("no file system can be mounted here: run as root")

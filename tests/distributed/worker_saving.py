@@ -126,6 +126,14 @@ def small_disk(disk: Path, world: World) -> dict[str, Any]:
     return found
 
 
+def one_writer(run: Path) -> dict[str, Any]:
+    """A save that rank 1 alone writes: its parts, and the weights that a reader finds."""
+    writer = CheckpointWriter(run, writers=[1])
+    path = Path(save(writer, 1))
+    weights = {name: float(CheckpointReader(path).weight(name)[0, 0]) for name in ("p0", "p1", "p2", "p3")}
+    return {"parts": sorted(part.name for part in path.glob("part-*")), "weights": weights}
+
+
 def main() -> None:
     run, disk, out = (Path(argument) for argument in sys.argv[1:])
     world = read_world()
@@ -133,6 +141,7 @@ def main() -> None:
         writer = CheckpointWriter(run)
         found: dict[str, Any] = {"slow": slow_saves(writer, world), "too_large": too_large_for_one(writer, world)}
         found["fall_back"] = fall_back(run, world)
+        found["one_writer"] = one_writer(run.with_name("one"))
         found["disk"] = small_disk(disk, world) if disk.is_dir() else None
     (out / f"{world.rank}.json").write_text(json.dumps(found))
 

@@ -8,6 +8,8 @@ import itertools
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +275,9 @@ def moving_average(weights: list[dict[str, torch.Tensor]]) -> dict[str, torch.Te
     return average
 
 
-def poison(trainer: Trainer, world: World) -> None:
-    """Make rank 1 compute losses that are not numbers, from now on."""
+@contextmanager
+def poisoned(trainer: Trainer, world: World) -> Iterator[None]:
+    """Let rank 1 compute losses that are not numbers."""
     forward = trainer.engine.module.forward
 
     def poisoned(*inputs: Any) -> LossSums:
@@ -282,43 +285,70 @@ def poison(trainer: Trainer, world: World) -> None:
         return sums._replace(loss=sums.loss * float("nan")) if world.rank == 1 else sums
 
     trainer.engine.module.forward = poisoned  # type: ignore[method-assign]
+    yield
+    trainer.engine.module.forward = forward  # type: ignore[method-assign]
 
 
 def not_finite_result(config: TrainConfig, world: World, device: torch.device) -> dict[str, Any]:
-    """Four good steps, then rank 1 fails: nothing changes, and all ranks give up together."""
+    """Four good steps, one that fails on rank 1, which changes nothing, a good one, and three that fail: the end."""
     run_dir = config.run_dir.with_name(config.run_dir.name + "-nan")
-    trainer = assemble(dataclasses.replace(config, run_dir=run_dir, max_skipped_steps=3), world, device)
-    steps = trainer.data.plan.steps(trainer.progress.position, config.batch.packs_per_step)
+    config = dataclasses.replace(config, max_skipped_steps=3)
 
-    def train_step() -> None:
-        step = next(steps)
-        share = trainer.data.collator.micro_batches(step, rank=world.rank, world_size=world.size)
-        trainer._train_step(step, share, stall=0.0)
+    def begin(name: str) -> tuple[Trainer, Callable[[bool], None]]:
+        trainer = assemble(dataclasses.replace(config, run_dir=run_dir.with_name(run_dir.name + name)), world, device)
+        steps = trainer.data.plan.steps(trainer.progress.position, config.batch.packs_per_step)
 
+        def train_step(computes: bool) -> None:
+            step = next(steps)
+            share = trainer.data.collator.micro_batches(step, rank=world.rank, world_size=world.size)
+            if computes:
+                trainer._train_step(step, share, stall=0.0)
+                trainer.logbook.end_interval()
+
+        return trainer, train_step
+
+    trainer, train_step = begin("")
     weights = [weights_of(trainer)]
     torch.manual_seed(trainer.config.seed)
     drawn = {name: p.detach() for name, p in Transformer(trainer.config.model).named_parameters()}
+    updates, rates = [], []
     for _ in range(4):
-        train_step()
+        train_step(True)
         weights.append(weights_of(trainer))
-    before, updates = state_of(trainer), trainer.engine.scheduler.updates
+    before = state_of(trainer)
     expected = moving_average(weights)
     average_error = difference({name: before[f"ema/{name}"] for name in expected}, expected)
-    rate = trainer.engine.learning_rate
-    poison(trainer, world)
-    message = ""
-    for _ in range(3):
-        try:
-            train_step()
-        except UserError as error:
-            message = str(error)
+
+    def note() -> None:
+        updates.append(trainer.engine.scheduler.updates)
+        rates.append(trainer.engine.learning_rate)
+
+    note()
+    with poisoned(trainer, world):
+        train_step(True)
+    note()
+    skipped = state_of(trainer)
+    train_step(True)
+    note()
+    # The same without the data of the step that failed.
+    other, train_other = begin("-left-out")
+    for number in range(6):
+        train_other(number != 4)
+    after, message = state_of(trainer), ""
+    with poisoned(trainer, world):
+        for _ in range(3):
+            try:
+                train_step(True)
+            except UserError as error:
+                message = str(error)
     return {
         "begins_beside_what_was_drawn": difference(weights[0], drawn),
         "average_error": average_error,
         "average_moved": difference({name: before[f"ema/{name}"] for name in expected}, weights[0]),
-        "state_differs_by": difference(before, state_of(trainer)),
-        "updates": [updates, trainer.engine.scheduler.updates],
-        "rate_unchanged": rate == trainer.engine.learning_rate,
+        "state_differs_by": max(difference(before, skipped), difference(after, state_of(trainer))),
+        "differs_from_a_run_without": difference(after, state_of(other)),
+        "updates": updates,
+        "rates": rates,
         "skipped": trainer.progress.skipped_steps,
         "message": message,
     }

@@ -72,11 +72,14 @@ def measure(precision: str, zero: dict[str, int]) -> dict[str, int]:
         for _ in range(MICRO_BATCHES):
             engine.forward_backward(BATCH, step_tokens=16)
             engine.end_micro_batch()
-    return {
+    found = {
         "calls": len(calls),
         "passes": sum(WEIGHTS[name] for name, _ in calls),
         "bytes": sum(WEIGHTS[name] * size for name, size in calls),
     }
+    calls.clear()
+    states = list(engine.parameter_states())
+    return {**found, "calls_of_a_save": len(calls), "parameters": len(states)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Our attention kernels in Triton's interpreter, against plain products in fp32. Prints JSON: relative errors.
+"""Our kernels in Triton's interpreter: attention against plain products in fp32, and hashes. Prints relative errors.
 
 In fp16, for the interpreter of Triton 3.6 takes bf16 for bits.
 """
@@ -9,9 +9,12 @@ from itertools import pairwise
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 
+from dist_transformer.model.packed import PackedBatch, pack_side
 from dist_transformer.model.packed_attention import cross_attention, self_attention
+from dist_transformer.run.ledger import batch_hash, hash_by_kernel
 
 _HEADS = 2
 # One token, none, a tile and one more than it, several tiles.
@@ -26,7 +29,20 @@ def main() -> dict[str, float]:
             name = f"{'causal ' if causal else ''}self-attention, heads of {width}"
             found[name] = self_error(width, causal)
         found[f"cross-attention, heads of {width}"] = cross_error(width)
-    return found
+    return {**found, "hashes that differ": hashes_that_differ()}
+
+
+def hashes_that_differ() -> int:
+    """Count packs whose hash differs from the definition's: of sentences of one token to two tiles, and of none."""
+    rng = np.random.default_rng(1)
+    packs = []
+    for lengths in ([5, 33, 1, 64], [2, 31, 40, 17], [7], []):
+        sides = [
+            pack_side(rng.integers(4, 2**15, sum(own)), np.array(own), size=160, offset_count=9, max_length=70)
+            for own in (lengths, lengths[::-1])
+        ]
+        packs.append(PackedBatch(source=sides[0], target=sides[1], labels_T=torch.from_numpy(rng.integers(0, 99, 160))))
+    return sum(hash_by_kernel(pack).item() != batch_hash(pack).item() for pack in packs)
 
 
 def self_error(width: int, causal: bool) -> float:

@@ -27,6 +27,13 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         at_once=request["packs_per_micro_batch"],
         compile=request["compile"],
     )
+    graph = request.get("graph", False)
+    if graph:
+        from dist_transformer.training.engine.graphs import MicroBatchGraph
+
+        config = config.changed(cuda_graphs="yes")
+        # Nothing is computed, so that there is nothing to compare.
+        MicroBatchGraph._difference = lambda _: None  # type: ignore[method-assign]
     with process_group(World(), single=True) as device:
         engine = make_engine(config, device, stage=request["stage"])
         _make_finite(engine)
@@ -34,11 +41,11 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         count = config.batch.accumulation_steps(1)
         work = [batches[i % len(batches)] for i in range(count)]
         for _ in range(2):
-            train_step(engine, work)
+            train_step(engine, work, graph=graph)
         torch.cuda.reset_peak_memory_stats()
         counts = Counts()
         counts.reset()
-        train_step(engine, work)
+        train_step(engine, work, graph=graph)
         calls = counts.read()
         kernels = {name.removeprefix("kernel:"): n for name, n in calls.items() if name.startswith("kernel:")}
         graphs = _graphs()
@@ -46,13 +53,13 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
             **request,
             "launches": sum(kernels.values()),
             "most_launched": dict(sorted(kernels.items(), key=lambda item: -item[1])[:12]),
-            "waits": _waits(lambda: train_step(engine, work)),
+            "waits": _waits(lambda: train_step(engine, work, graph=graph)),
             "other_calls": {name: n for name, n in calls.items() if not name.startswith("kernel:")},
             "peak_bytes": torch.cuda.max_memory_allocated(),
             "graphs": graphs,
         }
         for seed in range(3, 3 + request.get("more_packs", 0)):
-            train_step(engine, [random_batch(config, seed)] * count)
+            train_step(engine, [random_batch(config, seed)] * count, graph=graph)
         from torch._dynamo.utils import counters
 
         return {**found, "graphs_later": _graphs() - graphs, "breaks": sum(counters["graph_break"].values())}
@@ -61,7 +68,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 def _make_finite(engine: Engine) -> None:
     """The null GPU computes nothing, so that a norm may be anything: it is 1."""
     if engine.stage:
-        engine.ds.optimizer.scaled_global_norm = lambda *_, **__: torch.tensor(1.0)
+        engine.ds.optimizer.scaled_global_norm = lambda *_, **__: torch.ones((), device=engine.device)
 
 
 def _graphs() -> int:

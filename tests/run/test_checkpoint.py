@@ -19,7 +19,7 @@ from dist_transformer.run.checkpoint.reader import (
     weight_hashes,
     weights_problem,
 )
-from dist_transformer.run.checkpoint.state import EMA, MOMENTS
+from dist_transformer.run.checkpoint.state import EMA, MOMENTS, ParameterState, copy_tensors
 from dist_transformer.run.checkpoint.writer import CheckpointWriter, Retention
 from tests.rights import wrong_rights
 from tests.run.saving import PART, SHAPES, names, pointer, save, states
@@ -59,6 +59,17 @@ def test_what_is_written(run: Path) -> None:
     with safetensors.safe_open(run / "weights" / "step-00000020.safetensors", framework="pt") as opened:
         assert opened.metadata() == {"step": "20"}
         assert set(opened.keys()) == set(SHAPES)
+
+
+def test_parts_have_about_equal_bytes() -> None:
+    """Each parameter goes to the writer with the fewest bytes: 100 to rank 0, and 40 + 30 + 20 to rank 1."""
+    sizes = {"a": 100, "b": 40, "c": 30, "d": 20}
+    states = [ParameterState(name=name, weight=torch.ones(size), moments={}) for name, size in sizes.items()]
+    for writers, own in (((0, 1), {"weight/a"}), ((0,), {f"weight/{name}" for name in sizes}), ((1, 2), set())):
+        share, weights, averages = copy_tensors(states, writers)
+        assert share.keys() == own
+        assert weights.keys() == sizes.keys()
+        assert not averages
 
 
 def test_weight_files_have_their_hash_as_sha256sum_checks_it(run: Path) -> None:

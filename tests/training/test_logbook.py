@@ -1,5 +1,6 @@
 """Figures of the steps between two log lines, by hand."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,14 @@ import torch
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.model.transformer import training_flops
-from dist_transformer.training.logbook import Interval, Pace, compare_ranks
+from dist_transformer.training.logbook import Interval, Pace, compare_ranks, read
+
+
+def test_numbers_of_64_bits_come_to_the_host_by_one_copy() -> None:
+    whole, halves = torch.tensor([2**63 - 1, -5]), torch.tensor([[0.5, -0.1], [1e300, math.nan]], dtype=torch.float64)
+    found = read(whole, halves)
+    assert found[0].equal(whole)
+    assert torch.equal(found[1].view(torch.int64), halves.view(torch.int64))
 
 
 def test_utilization_by_hand() -> None:

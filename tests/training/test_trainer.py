@@ -3,7 +3,8 @@ import weakref
 
 import pytest
 
-from dist_transformer.training.trainer import describe_not_finite, existing_objects_spared
+from dist_transformer.training.logbook import describe_not_finite
+from dist_transformer.training.trainer import existing_objects_spared
 
 
 def test_a_loss_that_is_not_finite_is_named_by_rank_and_packs() -> None:

@@ -1,7 +1,7 @@
 """Write checkpoints in the background while training continues. Each is complete or absent, never partial.
 
 A save copies all tensors to host memory; training waits for this part only. A thread on each rank does the rest, in
-this order: temporary folder → every rank writes, flushes and hashes its share → all agree → rank 0 writes state,
+this order: temporary folder → the writers write, flush and hash their shares → all agree → rank 0 writes state,
 manifest and the hash of the weight file → rename → the pointer `latest` moves → older checkpoints are pruned.
 """
 
@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +75,7 @@ class _Snapshot:
 
     state: dict[str, Any]
     share: Tensors
-    """Weights and moments of every n-th parameter, where n is the number of ranks."""
+    """Weights and moments of some parameters; none on a rank that is no writer."""
     weights: dict[str, Tensors]
     """Weight files by name: on rank 0 all weights, and the averaged ones if an average is kept; none on other ranks."""
     weights_metadata: dict[str, str]
@@ -108,12 +108,14 @@ class CheckpointWriter:
     """Write the checkpoints and weight files of one run, one save at a time.
 
     One snapshot at a time is in host memory: 4 bytes per parameter for the weight and for each moment, divided by the
-    number of ranks, and on rank 0 another 4 bytes per parameter for the weights outside its own share.
+    number of writers, and on rank 0 another 4 bytes per parameter for the weights outside its own share. From a GPU the
+    copies are in page-locked memory, which torch allocates in powers of 2.
 
     Args:
         config: the run's settings, for the manifests.
         flushed: files of the run that the state refers to; they are on disk before the checkpoint is.
         fence: check of the run folder's lock; used on rank 0, which alone commits.
+        writers: ranks that write parts of the checkpoints; default: all.
         timeout_minutes: how long ranks wait for each other's writes.
     """
 
@@ -124,9 +126,11 @@ class CheckpointWriter:
         config: Mapping[str, Any] | None = None,
         flushed: tuple[Path, ...] = (),
         fence: Fence = unfenced,
+        writers: Sequence[int] | None = None,
         timeout_minutes: float = 30.0,
     ) -> None:
         self.run_dir, self.config, self.flushed, self._fence = run_dir, config, flushed, fence
+        self._writers = range(distributed.world_size()) if writers is None else writers
         # Collectives of the training loop run at the same time, so a save needs a process group of its own.
         self._group = distributed.new_cpu_group(timeout_minutes=timeout_minutes)
         # A rank that outlived an earlier start of the run must not write into a folder of this start.
@@ -154,7 +158,7 @@ class CheckpointWriter:
         assert self._save is None, "wait for the save before"
         save = _Save(step=state["step"], started=time.monotonic())
         with save.stalling():
-            share, weights, averages = copy_tensors(states)
+            share, weights, averages = copy_tensors(states, self._writers)
         name = step_name(state["step"])
         files = {f"{name}.safetensors": weights, f"{name.replace('step', EMA)}.safetensors": averages}
         snapshot = _Snapshot(
@@ -263,8 +267,10 @@ class CheckpointWriter:
 
     def _write_share(self, temporary: Path, snapshot: _Snapshot) -> dict[str, Any]:
         """Write this rank's part, and on rank 0 the weight files; return what the manifest states about each."""
-        part = temporary / f"part-{distributed.rank():05d}.safetensors"
-        files = {part.name: _write_tensors(part, snapshot.share)}
+        files = {}
+        if snapshot.share:
+            part = temporary / f"part-{distributed.rank():05d}.safetensors"
+            files[part.name] = _write_tensors(part, snapshot.share)
         for name, tensors in snapshot.weights.items():
             files[name] = _write_tensors(self._unnamed(name), tensors, snapshot.weights_metadata)
         return files

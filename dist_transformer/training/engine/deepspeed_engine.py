@@ -13,7 +13,8 @@ from torch import nn
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
-from dist_transformer.cost.memory import choose_compilation
+from dist_transformer.cost.memory import ZeroSettings, choose_compilation
+from dist_transformer.cost.speed import uses_graphs
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch
@@ -23,10 +24,12 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.device import PRECISIONS
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
+from dist_transformer.training.engine.graphs import MicroBatchGraph, make_graph
 from dist_transformer.training.engine.internals import builds_survive_kills
 from dist_transformer.training.engine.muon import FlatMatrices, Muon
 from dist_transformer.training.engine.plain_adam import PlainAdam
-from dist_transformer.training.engine.schedule import average_decay, scheduler_hook
+from dist_transformer.training.engine.schedule import scheduler_hook
+from dist_transformer.training.engine.state_tensors import WEIGHT, make_state_tensors
 
 
 class Engine:
@@ -61,7 +64,7 @@ class Engine:
             model=model,
             optimizer=self.optimizer,
             config=ds_config,
-            lr_scheduler=scheduler_hook(config),
+            lr_scheduler=scheduler_hook(config, next(model.parameters()).device),
             dist_init_required=False,
         )
         if isinstance(self.optimizer, PlainAdam) and config.arithmetic == "bf16":
@@ -69,13 +72,22 @@ class Engine:
             for name in frozen:
                 parameter = model.get_parameter(name)
                 parameter.data = parameter.data.bfloat16()
-        if self.stage > 0 and not offloads:
+        if self.stage > 0:
             internals.look_at_the_norm_alone(self.ds.optimizer)
+            internals.skip_by_norm(self.ds.optimizer, self.optimizer, on_host=offloads)
         self.scheduler = self.ds.lr_scheduler
+        self._graph: MicroBatchGraph | None = None
+        # The work of the host in a micro-batch must not depend on its sentences.
+        self._wants_graph = (
+            uses_graphs(config, ZeroSettings(stage=self.stage))
+            and self.device.type == "cuda"
+            and self.module.has_fixed_shapes
+        )
+        self._applied = torch.ones((), dtype=torch.bool, device=self.device)
         if isinstance(self.optimizer, Muon) and self._matrices and self.stage > 0:
             self.optimizer.flat = self._flat_matrices()
         self._create_moments()
-        self._tensors = _Masters(self.optimizer) if isinstance(self.optimizer, PlainAdam) else _Partitions(self.stage)
+        self._tensors = make_state_tensors(self.ds.optimizer, self.stage, self.device)
         self._set_weights(weights)
         self.last_forward: torch.cuda.Event | None = None
         """End of the last forward pass on a GPU; see `mark`."""
@@ -104,6 +116,11 @@ class Engine:
         return choose_compilation(self.config, stage=self.stage)
 
     @property
+    def has_graph(self) -> bool:
+        """Whether micro-batches are started by a CUDA graph."""
+        return self._graph is not None
+
+    @property
     def ema_decay(self) -> float:
         return self.config.ema_decay
 
@@ -128,21 +145,49 @@ class Engine:
         return internals.waited_seconds()
 
     def mark(self) -> torch.cuda.Event | None:
-        """Mark this place in the work of a GPU, to time it without waiting; None on a CPU."""
-        if self.device.type != "cuda":
+        """Mark this place in the work of a GPU, to time it without waiting; None on a CPU and while it is recorded."""
+        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
+    def on_device(self, batch: PackedBatch) -> PackedBatch:
+        """Copy a micro-batch to the device. The next one may overwrite it."""
+        if self._wants_graph:
+            # Later the shapes of training are known.
+            self._wants_graph = False
+            self._graph = self._make_graph(batch.to(self.device))
+        filled = None if self._graph is None else self._graph.filled(batch)
+        return batch.to(self.device) if filled is None else filled
+
     def forward_backward(self, batch: PackedBatch, *, step_tokens: int) -> LossSums:
         """Add a micro-batch's part to the gradient of (sum of token losses) ÷ `step_tokens`."""
+        # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
+        factor = self.loss_factor / step_tokens
+        if self._graph is not None and self._graph.holds(batch):
+            sums = self._graph.run(factor)
+            self.last_forward = self.mark()
+            self.ds.allreduce_gradients()
+            return sums
+        return self._compute(batch, factor)
+
+    def _compute(self, batch: PackedBatch, factor: float | torch.Tensor) -> LossSums:
         settings = self.config.optimizer
         sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha)
         self.last_forward = self.mark()
-        # DeepSpeed divides the loss by the accumulation steps, and stage 3 averages over ranks: undo both.
-        self.ds.backward(sums.loss * (self.loss_factor / step_tokens))
+        self.ds.backward(sums.loss * factor)
         return sums
+
+    def _make_graph(self, batch: PackedBatch) -> MicroBatchGraph | None:
+        def compute(batch: PackedBatch, factor: torch.Tensor) -> LossSums:
+            with internals.without_communication(self.ds):
+                return self._compute(batch, factor)
+
+        stage_1 = self.ds.optimizer if self.stage == 1 else None
+        sums = internals.GradientSums(dict(self._trained()), stage_1)
+        vocabulary = min(map(len, self.module.embedding_weights().values()))
+        return make_graph(MicroBatchGraph(compute, sums, batch, vocabulary=vocabulary))
 
     def evaluate(self, batch: PackedBatch) -> LossSums:
         """Return a micro-batch's sums without gradient, in one pass, so without R-Drop. A collective under ZeRO-3."""
@@ -160,29 +205,30 @@ class Engine:
                 whole.data = part.detach().to(self.device, copy=True)
         return model
 
-    def end_micro_batch(self) -> bool:
-        """Update the weights if the micro-batch was the step's last. False if the update was skipped."""
+    def end_micro_batch(self) -> torch.Tensor:
+        """Update the weights if the micro-batch was the step's last.
+
+        Returns:
+            whether the last update was applied and not skipped, bool, shape (), on the device: the host does not wait.
+        """
         is_last = self.ds.is_gradient_accumulation_boundary()
         self.ds.step()
-        if not is_last:
-            return True
-        applied = bool(self.ds.was_step_applied())
-        if applied and self.ema_decay > 0:
-            self._move_average()
-        return applied
+        if is_last:
+            self._applied = (self.optimizer.found_inf == 0).to(self.device)  # type: ignore[attr-defined]
+            if self.ema_decay > 0:
+                self._move_average()
+        return self._applied
 
     def parameter_states(self) -> Iterator[ParameterState]:
         """Yield every parameter with its moments. Collective: all ranks must iterate together."""
+        read = self._tensors.reader()
         for name, parameter in self.module.named_parameters():
             if name in self._frozen:
                 yield self._state_of_frozen(name)
                 continue
-            weight = self._tensors.weight(parameter).detach().float()
-            moments = {key: self._tensors.moment(parameter, key) for key in self._kept(name)}
             shape = internals.full_shape(parameter)
-            yield ParameterState(
-                name=name, weight=weight.view(shape), moments={key: value.view(shape) for key, value in moments.items()}
-            )
+            tensors = {key: read(parameter, key).detach().float().view(shape) for key in (WEIGHT, *self._kept(name))}
+            yield ParameterState(name=name, weight=tensors.pop(WEIGHT), moments=tensors)
 
     def _state_of_frozen(self, name: str) -> ParameterState:
         weight = self._frozen[name]
@@ -202,7 +248,7 @@ class Engine:
         for name, parameter in self._trained():
             for key, value in load(name).moments.items():
                 if key in self._kept(name):
-                    self._tensors.set_moment(parameter, key, value.to(self.device))
+                    self._tensors.set(parameter, key, value.to(self.device))
         self._set_adam_steps(updates)
         self.scheduler.load_state_dict({"updates": updates})
 
@@ -219,16 +265,15 @@ class Engine:
         """Set the fp32 weights, and start the moving average with them; the low-precision copies do not change."""
         for name, parameter in self._trained():
             weight = weights[name].to(self.device)
-            self._tensors.set_weight(parameter, weight)
+            self._tensors.set(parameter, WEIGHT, weight)
             if self.ema_decay > 0:
-                self._tensors.set_moment(parameter, EMA, weight)
+                self._tensors.set(parameter, EMA, weight)
 
     @torch.no_grad()
     def _move_average(self) -> None:
-        """Apply ema += (1 - decay) · (weight - ema) to the tensors that this rank updates; no communication."""
-        decay = average_decay(self.scheduler.updates, self.config.ema_decay)
+        """Apply ema += share · (weight - ema) to the tensors that this rank updates; no communication."""
         averages = [state[EMA] for state in self.optimizer.state.values()]
-        internals.lerp_all(averages, list(self.optimizer.state), 1 - decay)
+        internals.lerp_all(averages, list(self.optimizer.state), self.scheduler.share.to(averages[0].device))
 
     def _create_moments(self) -> None:
         """Allocate the optimizer's state and set it to zero, whatever DeepSpeed's constructor did to it."""
@@ -259,9 +304,10 @@ class Engine:
         """Find the matrices in the flat tensors of stages 1 to 3."""
         matrices = list(self._matrices.values())
         if self.stage < 3:
-            (part,) = self.optimizer.param_groups[0]["params"]
-            places = internals.places_in_part(matrices, part)
-            return {part: FlatMatrices(1, tuple((begin, tuple(p.shape)) for p, begin in places.items()))}
+            places, part = internals.flat_tensors(self.ds.optimizer)[0]
+            first, end = (len(part) * rank for rank in (distributed.rank(), distributed.rank() + 1))
+            own = [(at, tuple(p.shape)) for p, at in places.items() if at < end and at + p.numel() > first]
+            return {part: FlatMatrices(1, tuple(own))}
         found = {}
         of_parts = internals.parameters_of_partitions(self.ds.optimizer)
         for part, parameters in zip(internals.flat_partitions(self.ds.optimizer), of_parts, strict=True):
@@ -295,59 +341,6 @@ class Engine:
                 state["step"].fill_(count)
             elif "step" in state:
                 state["step"] = count
-
-
-class _Masters:
-    """Weights and moments at stage 0, where each rank has all of them."""
-
-    def __init__(self, optimizer: PlainAdam) -> None:
-        self._of = {id(p): master for p, master in zip(optimizer.parameters, optimizer.masters, strict=True)}
-        self._state = optimizer.state
-
-    def weight(self, parameter: nn.Parameter) -> torch.Tensor:
-        return self._of[id(parameter)]
-
-    def moment(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        return self._state[self._of[id(parameter)]][key]
-
-    def set_weight(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        self._of[id(parameter)].data.copy_(value)
-
-    def set_moment(self, parameter: nn.Parameter, key: str, value: torch.Tensor) -> None:
-        self.moment(parameter, key).copy_(value)
-
-
-class _Partitions:
-    """Weights and moments at stages 1 to 3, where each rank has a part. Reading is a collective."""
-
-    def __init__(self, stage: int) -> None:
-        from deepspeed import utils
-
-        self.weight, self.moment = utils.safe_get_full_fp32_param, utils.safe_get_full_optimizer_state
-        self._utils, self._stage = utils, stage
-
-    def set_weight(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        if self._stage == 3:
-            self._utils.safe_set_local_fp32_param(parameter, _own_part(parameter, value))
-        else:
-            self._utils.safe_set_full_fp32_param(parameter, value)
-
-    def set_moment(self, parameter: nn.Parameter, key: str, value: torch.Tensor) -> None:
-        if self._stage == 3:
-            self._utils.safe_set_local_optimizer_state(parameter, _own_part(parameter, value), key)
-        else:
-            self._utils.safe_set_full_optimizer_state(parameter, value, key)
-
-
-def _own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a ZeRO-3 parameter's full value.
-
-    DeepSpeed pads parameters to a multiple of the ranks, but not the full tensors written to them: all parts have equal
-    size, so the last are padded.
-    """
-    size = internals.part_size(parameter)
-    part = value.flatten()[size * distributed.rank() :][:size]
-    return nn.functional.pad(part, (0, size - part.numel()))
 
 
 def _make_optimizer(

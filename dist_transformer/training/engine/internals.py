@@ -5,10 +5,11 @@ fails if one is gone.
 """
 
 import logging
+import math
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -34,11 +35,17 @@ def prepare_deepspeed() -> None:
     stage_1.see_memory_usage = lambda *_, **__: None
     # The original launches a kernel per tensor, and waits twice for the device.
     stage_1.get_global_norm_of_tensors = _norm_of_all
-    # The original copies each gradient to fp32 before it adds the copy.
+    # The original copies each gradient to fp32 before it adds the copy, one by one.
     stage_1.BF16_Optimizer._update_hp_grad = _add_to_sum
+    stage_1.BF16_Optimizer.update_hp_grads = _finish_sums
     # The original writes all sums, twice per step. A sum that gets a gradient is overwritten, so it may stay as it is.
     stage_1.BF16_Optimizer.clear_hp_grads = _forget_sums
     stage_1.BF16_Optimizer.get_grads_for_reduction = _sums_to_reduce
+    # The originals wait for the device, to skip a step whose norm is not finite; our optimizers skip it by `found_inf`.
+    stage_1.clip_tensors_by_global_norm = _clip
+    for module in map(import_module, _WAITING_MODULES):
+        module.is_invalid_grad_norm = lambda _: False  # type: ignore[attr-defined]
+        module.mask_nan_or_inf_with_val_inplace = _mask  # type: ignore[attr-defined]
     logger.setLevel(logging.WARNING)
     # The wheel imports names of torch.distributed that newer versions of torch rename.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated.*")
@@ -56,6 +63,15 @@ def _import_muon() -> None:
     finally:
         torch.compile = compiles
 
+
+# Gradients in bf16 that are kept until they are added at once: at most 0.12 GB of `big`.
+_WAITING_GRADIENTS = 32
+
+_WAITING_MODULES = (
+    "deepspeed.runtime.bf16_optimizer",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+)
 
 _waited = threading.local()
 _wait = dist.Work.wait
@@ -83,19 +99,33 @@ def _norm_of_all(input_tensors: list[torch.Tensor], norm_type: float = 2.0, mpu:
     return nn.utils.get_total_norm(input_tensors, norm_type)
 
 
-@torch.no_grad()
 def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
-    """Add a parameter's bf16 gradient to its fp32 sum in one kernel; the rest is DeepSpeed's bookkeeping."""
+    """Add a parameter's bf16 gradient to its fp32 sum, with others in few kernels; the rest is DeepSpeed's bookkeeping.
+
+    DeepSpeed drops the gradient afterwards; until it is added it is kept here.
+    """
     if lp.grad is None:
         return
     hp_grad = zero_optimizer.fp32_groups_gradients[group_idx][param_idx]
     has_gradients = zero_optimizer.fp32_groups_has_gradients[group_idx]
+    waiting = zero_optimizer.__dict__.setdefault("_waiting_gradients", {True: [], False: []})
     # The sum holds the last step's values until the first gradient of this step.
-    (hp_grad.add_ if has_gradients[param_idx] else hp_grad.copy_)(lp.grad.view(hp_grad.shape))
+    pairs = waiting[has_gradients[param_idx]]
+    pairs.append((hp_grad, lp.grad.view(hp_grad.shape)))
     lp._hp_grad = hp_grad  # type: ignore[attr-defined]
     has_gradients[param_idx] = True
-    if clear_lp_grads:
-        lp.grad.zero_()
+    if len(pairs) == _WAITING_GRADIENTS:
+        _finish_sums(zero_optimizer)
+
+
+@torch.no_grad()
+def _finish_sums(zero_optimizer: Any, clear_lp_grads: bool = False) -> None:
+    """Add the gradients that wait to their sums."""
+    waiting = zero_optimizer.__dict__.get("_waiting_gradients", {})
+    for has_sum, pairs in waiting.items():
+        if pairs:
+            (torch._foreach_add_ if has_sum else torch._foreach_copy_)(*map(list, zip(*pairs, strict=True)))
+            pairs.clear()
 
 
 def _forget_sums(zero_optimizer: Any) -> None:
@@ -113,6 +143,109 @@ def _sums_to_reduce(zero_optimizer: Any) -> tuple[Any, dict[str, Any]]:
             if not has_gradient:
                 total.zero_()
     return zero_optimizer.non_expert_gradients, {}
+
+
+def _mask(norm: torch.Tensor, device: torch.device | None = None) -> None:
+    """Replace a norm that is not finite by -1, in place, with a number that is not copied from the host."""
+    norm.masked_fill_(~norm.isfinite(), -1.0)
+
+
+@torch.no_grad()
+def _clip(input_tensors: list[torch.Tensor], max_norm: float, global_norm: torch.Tensor, mpu: None = None) -> None:
+    """Shorten the gradient to `max_norm`."""
+    scale_all(input_tensors, (max_norm / (global_norm + 1e-6)).clamp(max=1.0))
+
+
+class GradientSums:
+    """The sums to which a graph of a micro-batch adds its gradients, at stage 0, and in bf16 at stage 1.
+
+    The graph always adds to the same memory, and DeepSpeed's hooks do not run with it: this class does what they do.
+
+    Args:
+        parameters: trained parameters by name.
+        stage_1: the optimizer of stage 1; None at stage 0.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], stage_1: Any | None) -> None:
+        self._parameters, self._stage_1 = parameters, stage_1
+        if stage_1 is None:
+            dtypes = {name: getattr(p, "grad_dtype", None) or p.dtype for name, p in parameters.items()}
+            self._sums = {name: torch.zeros_like(p, dtype=dtypes[name]) for name, p in parameters.items()}
+        else:
+            groups = zip(stage_1.bf16_groups, stage_1.fp32_groups_gradients, strict=True)
+            of = {id(p): total for ps, sums in groups for p, total in zip(ps, sums, strict=True)}
+            self._sums = {name: of[id(p)] for name, p in parameters.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self._sums
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Prepare the sums for another micro-batch: with those of this step so far, or zero."""
+        if self._stage_1 is not None:
+            if not any(map(any, self._stage_1.fp32_groups_has_gradients)):
+                torch._foreach_zero_(self._stage_1.fp32_groups_gradients_flat)
+                for flags in self._stage_1.fp32_groups_has_gradients:
+                    flags[:] = [True] * len(flags)
+            return
+        fresh = []
+        for name, p in self._parameters.items():
+            total = self._sums[name]
+            if p.grad is None:
+                fresh.append(total)
+            elif p.grad is not total:
+                # That of a micro-batch that was computed without the graph.
+                total.copy_(p.grad)
+            p.grad = total
+        if fresh:
+            torch._foreach_zero_(fresh)
+
+    def forget(self) -> None:
+        """Let the next micro-batch be the first of a step."""
+        if self._stage_1 is not None:
+            _forget_sums(self._stage_1)
+        for p in self._parameters.values():
+            p.grad = None
+
+
+@contextmanager
+def without_communication(ds: Any) -> Iterator[None]:
+    """Let DeepSpeed's backward pass at stages 0 and 1 leave the gradients of other ranks out."""
+    ds.enable_backward_allreduce = False
+    try:
+        yield
+    finally:
+        ds.enable_backward_allreduce = True
+
+
+def skip_by_norm(zero_optimizer: Any, optimizer: torch.optim.Optimizer, *, on_host: bool) -> None:
+    """Let the optimizer of stages 1 to 3 skip a step whose norm is not finite, by its attribute `found_inf`.
+
+    Args:
+        on_host: the optimizer updates on the host, and must wait for the gradient anyway.
+    """
+
+    def note(*_: Any) -> None:
+        norm = getattr(zero_optimizer, "_global_grad_norm", None)
+        optimizer.found_inf = found_inf(norm) if torch.is_tensor(norm) else None  # type: ignore[attr-defined]
+
+    def step_on_host(*arguments: Any) -> None:
+        note()
+        if not optimizer.found_inf:  # type: ignore[attr-defined]
+            for group in optimizer.param_groups:
+                group["lr"] = float(group["lr"])
+            update(*arguments)
+
+    update = optimizer.step
+    if on_host:
+        optimizer.step = step_on_host  # type: ignore[method-assign]
+    else:
+        optimizer.register_step_pre_hook(note)
+
+
+def found_inf(norm: torch.Tensor) -> torch.Tensor:
+    """Return 1 if the norm of a gradient is not finite or DeepSpeed's -1 in place of that, otherwise 0, fp32."""
+    return 1 - ((norm >= 0) & (norm < math.inf)).float()
 
 
 def look_at_the_norm_alone(zero_optimizer: Any) -> None:
@@ -136,15 +269,23 @@ def flat_partitions(zero_optimizer: Any) -> list[torch.Tensor]:
     return list(zero_optimizer.fp32_partitioned_groups_flat)
 
 
-def places_in_part(parameters: Sequence[nn.Parameter], part: torch.Tensor) -> dict[nn.Parameter, int]:
-    """Return where parameters begin in the whole flat tensor of stages 1 and 2: those that are in this rank's part."""
-    begin = dist.get_rank() * len(part)
-    mappings = {p: getattr(p, "_hp_mapping", None) for p in parameters}
-    return {
-        p: begin + mapping.hp_fragment_address.start - mapping.lp_fragment_address.start
-        for p, mapping in mappings.items()
-        if mapping is not None
-    }
+def tensor_access() -> Any:
+    """Return DeepSpeed's functions that read and write a parameter's tensors at stages 1 to 3."""
+    from deepspeed import utils
+
+    return utils
+
+
+def flat_tensors(zero_optimizer: Any) -> list[tuple[dict[nn.Parameter, int], torch.Tensor]]:
+    """Return, for each flat tensor of stages 1 and 2, where each parameter begins in it, and this rank's fp32 part."""
+    # Stage 1 in bf16 is a class of its own.
+    names = ("bf16_groups_flat", "bf16_groups", "fp32_groups_flat_partition")
+    if not hasattr(zero_optimizer, names[0]):
+        names = ("bit16_groups_flat", "bit16_groups", "single_partition_of_fp32_groups")
+    return [
+        ({p: p.storage_offset() - flat.storage_offset() for p in parameters}, part)
+        for flat, parameters, part in zip(*(getattr(zero_optimizer, name) for name in names), strict=True)
+    ]
 
 
 def parameters_of_partitions(zero_optimizer: Any) -> list[list[nn.Parameter]]:
@@ -198,17 +339,30 @@ def accumulate_in_fp32(parameter: torch.Tensor) -> None:
 # Operations on many tensors in few kernels. torch's own optimizers use them under these names.
 
 
-def lerp_all(tensors: list[torch.Tensor], ends: list[torch.Tensor], weight: float) -> None:
+def lerp_all(tensors: list[torch.Tensor], ends: list[torch.Tensor], weight: float | torch.Tensor) -> None:
     """Apply tensor += weight · (end - tensor) to each tensor."""
-    torch._foreach_lerp_(tensors, ends, weight)
+    torch._foreach_lerp_(tensors, ends, [weight] * len(tensors) if torch.is_tensor(weight) else weight)
 
 
-def scale_all(tensors: list[torch.Tensor], factor: float) -> None:
+def scale_all(tensors: list[torch.Tensor], factor: float | torch.Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-def add_all(tensors: list[torch.Tensor], others: list[torch.Tensor], factor: float) -> None:
-    torch._foreach_add_(tensors, others, alpha=factor)
+def add_all(tensors: list[torch.Tensor], others: list[torch.Tensor], factor: float | torch.Tensor) -> None:
+    """Add the others times a factor. On a GPU, a factor that is there scales the others in place."""
+    if torch.is_tensor(factor) and factor.is_cuda:
+        scale_all(others, factor)
+        factor = 1.0
+    torch._foreach_add_(tensors, others, alpha=float(factor))
+
+
+def replace_where(flag: torch.Tensor, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    """Replace fp32 tensors by others if the flag is 1 and not 0: in integers, where nothing times 0 is NaN."""
+    if flag.is_cpu and not flag:
+        return
+    mine, theirs = ([tensor.view(torch.int32) for tensor in all_of_them] for all_of_them in (tensors, others))
+    scale_all(mine, (flag == 0).int())
+    torch._foreach_add_(mine, torch._foreach_mul(theirs, flag.int()))
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

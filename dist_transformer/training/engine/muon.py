@@ -50,6 +50,8 @@ class Muon(torch.optim.AdamW):
         self.dtype = dtype
         self.flat: dict[torch.Tensor, FlatMatrices] = {}
         """Flat tensors in place of matrices, at stages 1 to 3."""
+        self.found_inf: torch.Tensor | None = None
+        """1 if the step must change nothing, 0 otherwise, fp32, shape (); AdamW reads it under this name, too."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -66,16 +68,21 @@ class Muon(torch.optim.AdamW):
     def _step_matrices(self, group: dict[str, Any]) -> None:
         weights, momentum = group["params"], group["momentum"]
         gradients, means = [p.grad for p in weights], [self.state[p]["exp_avg"] for p in weights]
+        rate = group["lr"]
+        if self.found_inf is not None:
+            # A gradient that is the mean does not change it.
+            internals.replace_where(self.found_inf, gradients, means)
+            rate = rate * (1 - self.found_inf)
         internals.lerp_all(means, gradients, 1 - momentum)
         # From here on, the gradients are Nesterov's momentum.
         internals.lerp_all(gradients, means, momentum)
         if group["weight_decay"] > 0:
-            internals.scale_all(weights, 1 - group["lr"] * group["weight_decay"])
+            internals.scale_all(weights, 1 - rate * group["weight_decay"])
         if self.flat:
             updates = [self._own_part(self.flat[p], part) for p, part in zip(weights, gradients, strict=True)]
         else:
             updates = orthogonalised(gradients, self.dtype)
-        internals.add_all(weights, updates, -group["lr"])
+        internals.add_all(weights, updates, -rate)
 
     def _own_part(self, matrices: FlatMatrices, part: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the updates. Collective: every rank must call it."""

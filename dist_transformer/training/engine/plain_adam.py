@@ -1,6 +1,5 @@
 """Adam for ZeRO stage 0, where every rank updates every parameter and DeepSpeed only sums the gradients."""
 
-import math
 from typing import Any
 
 import torch
@@ -13,10 +12,12 @@ from dist_transformer.training.engine.muon import Muon
 class PlainAdam(Muon):
     """AdamW or Muon in fp32 that skips a step whose gradient is not finite, and clips other gradients.
 
+    The host does not wait to learn which.
+
     DeepSpeed's own bf16 wrapper at stage 0 sums gradients in bf16 and refuses fp32 sums. DeepSpeed treats this class as
     a plain fp32 optimizer, also after `keep_masters` has rounded the model.
 
-    `overflow` and `_global_grad_norm` are the names that DeepSpeed's engine reads after a step.
+    `_global_grad_norm` is the name that DeepSpeed's engine reads after a step.
 
     Args:
         groups: parameter groups of a model in fp32.
@@ -30,8 +31,7 @@ class PlainAdam(Muon):
         self.masters = self.parameters
         """Tensors that Adam updates, in the order of `parameters`."""
         self.max_grad_norm = max_grad_norm
-        self.overflow = False
-        self._global_grad_norm = 0.0
+        self._global_grad_norm: torch.Tensor | float = 0.0
 
     def keep_masters(self) -> None:
         """Round the model's parameters to bf16 and update fp32 copies of them; gradients are accumulated in fp32.
@@ -52,13 +52,11 @@ class PlainAdam(Muon):
             for master, parameter in zip(self.masters, self.parameters, strict=True):
                 master.grad = parameter.grad if parameter.grad is not None else master.grad
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        # The only read from the device in a step.
-        self._global_grad_norm = float(nn.utils.get_total_norm(gradients))
-        self.overflow = not math.isfinite(self._global_grad_norm)
-        if not self.overflow:
-            if self.max_grad_norm > 0:
-                internals.scale_all(gradients, min(1.0, self.max_grad_norm / (self._global_grad_norm + 1e-6)))
-            super().step(closure)
+        self._global_grad_norm = norm = nn.utils.get_total_norm(gradients)
+        self.found_inf = internals.found_inf(norm)
+        if self.max_grad_norm > 0:
+            internals.scale_all(gradients, (self.max_grad_norm / (norm.double() + 1e-6)).clamp(max=1.0).float())
+        super().step(closure)
         if rounded:
             internals.copy_all(self.parameters, self.masters)
             for master in self.masters:

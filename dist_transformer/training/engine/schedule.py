@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from dist_transformer.config.registry import SCHEDULES
@@ -19,6 +20,9 @@ class RunSize:
     """d_model."""
     max_steps: int
 
+
+# Steps for which rates are looked up on the device.
+_TABLE_STEPS = 1024
 
 Schedule = Callable[[int, OptimizerConfig, RunSize], float]
 """Rate of an update as a pure function of its number, counted from 1, so that a resumed run computes the same rates."""
@@ -89,37 +93,78 @@ def average_decay(updates: int, decay: float) -> float:
 
 
 class RateScheduler:
-    """Write `rate(step)` into the optimizer. DeepSpeed calls `step()` after every update that was not skipped.
+    """Write `rate(update)` into the optimizer. DeepSpeed calls `step()` after every step, also a skipped one.
 
-    It reads the optimizer's groups each time, because loading a checkpoint replaces them.
+    Updates are counted on the device, from the optimizer's `found_inf`, and rates are looked up there in a table, so
+    that the host does not wait to learn whether a step was skipped. The host waits only to make the next table.
+
+    It writes into the optimizer's groups each time, because loading a checkpoint replaces them.
+
+    Args:
+        share: share of an update's weights in their moving average, as a function of the update.
     """
 
-    def __init__(self, optimizer: Optimizer, rate: Callable[[int], float]) -> None:
-        self.optimizer, self.rate = optimizer, rate
-        self.updates = 0
-        self._apply()
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        rate: Callable[[int], float],
+        *,
+        share: Callable[[int], float] = lambda update: 0.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.optimizer, self.rate, self._share_of = optimizer, rate, share
+        self._done = torch.zeros(1, dtype=torch.int64, device=device)
+        # Adam's kernel for CPUs computes with rates in fp64, that for GPUs takes fp32.
+        dtype = torch.float64 if self._done.is_cpu else torch.float32
+        self._next = torch.zeros(1, 2, dtype=dtype, device=device)
+        """Rate and share of the next update."""
+        self.share = torch.zeros((), device=device)
+        """Share of the last step's weights in their moving average; 0 if the step was skipped."""
+        self.load_state_dict({"updates": 0})
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that were not skipped. The host waits for the device."""
+        return int(self._done)
 
     def step(self) -> None:
-        """Set the rate of the next update, after another one is done."""
-        self.updates += 1
+        """Set the rate of the next update, after another step is done."""
+        applied = self.optimizer.found_inf == 0  # type: ignore[attr-defined]
+        self.share.copy_(self._next[0, 1] * applied)
+        self._done += applied
+        self._left -= 1
+        if self._left == 0:
+            self._make_table(self.updates)
         self._apply()
 
     def get_last_lr(self) -> list[float]:
-        return [group["lr"] for group in self.optimizer.param_groups]
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = state["updates"]
+        self._done.fill_(state["updates"])
+        self._make_table(state["updates"])
         self._apply()
 
+    def _make_table(self, updates: int) -> None:
+        self._first, self._left = updates, _TABLE_STEPS
+        numbers = range(updates + 1, updates + 1 + _TABLE_STEPS)
+        rows = [(self.rate(number), self._share_of(number)) for number in numbers]
+        self._table = torch.tensor(rows, dtype=self._next.dtype).to(self._next.device)
+
     def _apply(self) -> None:
-        rate = self.rate(self.updates + 1)
+        torch.index_select(self._table, 0, self._done - self._first, out=self._next)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._next[0, 0]
 
 
-def scheduler_hook(config: TrainConfig) -> Callable[[Optimizer], RateScheduler]:
+def scheduler_hook(config: TrainConfig, device: torch.device | str = "cpu") -> Callable[[Optimizer], RateScheduler]:
     """Return the `lr_scheduler` argument of `deepspeed.initialize`."""
-    return lambda optimizer: RateScheduler(optimizer, lambda step: learning_rate(step, config))
+    return lambda optimizer: RateScheduler(
+        optimizer,
+        lambda update: learning_rate(update, config),
+        share=lambda update: 1 - average_decay(update, config.ema_decay),
+        device=device,
+    )

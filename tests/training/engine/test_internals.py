@@ -5,6 +5,7 @@ That all of it works together is tested with real engines, in tests/distributed.
 
 import inspect
 import logging
+import math
 import re
 import shutil
 import subprocess
@@ -47,7 +48,11 @@ def quiet_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType
         (backend, "build_shm_op"),
         (stage_1, "see_memory_usage"),
         (stage_1, "get_global_norm_of_tensors"),
+        (stage_1, "clip_tensors_by_global_norm"),
+        *((import_module(name), "is_invalid_grad_norm") for name in internals._WAITING_MODULES),
+        *((import_module(name), "mask_nan_or_inf_with_val_inplace") for name in internals._WAITING_MODULES[1:]),
         (stage_1.BF16_Optimizer, "_update_hp_grad"),
+        (stage_1.BF16_Optimizer, "update_hp_grads"),
         (stage_1.BF16_Optimizer, "clear_hp_grads"),
         (stage_1.BF16_Optimizer, "get_grads_for_reduction"),
         (dist.Work, "wait"),
@@ -112,7 +117,13 @@ clear = inspect.getsource(stage_1.clear_hp_grads).split()
 before = inspect.signature(stage_1._update_hp_grad), inspect.signature(bf16_optimizer.get_global_norm_of_tensors)
 assert "hp_grad.data.add_(lp.grad.data.to(hp_grad.dtype).view(hp_grad.shape))" in add
 assert "if is_invalid_grad_norm(all_groups_norm):\\n            self.overflow = True" in step
+assert step.index("self._global_grad_norm = all_groups_norm") < step.index("clip_tensors_by_global_norm(input_tensors=")
+assert step.index("clip_tensors_by_global_norm(") < step.index("self.optimizer.step()")
 assert norm.count("get_global_norm_of_tensors(") == step.count("get_global_norm_of_tensors(input_tensors=") == 1
+hook = inspect.getsource(stage_1.accumulate_hp_grads_and_remove_lp)
+assert "self._update_hp_grad(lp_param, group_idx, param_idx, clear_lp_grads=False)" in hook
+assert "self.update_hp_grads(clear_lp_grads=clear_lp_grads)" in inspect.getsource(stage_1.backward_epilogue)
+assert "self.optimizer.backward_epilogue()" in inspect.getsource(engine.DeepSpeedEngine._backward_epilogue)
 assert "flat_gradients.zero_()" in clear
 assert "self.fp32_groups_has_gradients[i]" in clear
 assert "return self.non_expert_gradients, {}" in inspect.getsource(stage_1.get_grads_for_reduction)
@@ -139,11 +150,13 @@ def test_sums_are_those_of_one_step() -> None:
     for step in range(2):
         for value in (1.5, 2.0):
             weight.grad = torch.full_like(weight, value)
-            internals._add_to_sum(optimizer, weight, 0, 0, True)
-            assert weight.grad.count_nonzero() == 0
-        if step == 0:
-            vector.grad = torch.full_like(vector, float("nan"))
-            internals._add_to_sum(optimizer, vector, 1, 0, False)
+            internals._add_to_sum(optimizer, weight, 0, 0, False)
+            if step == 0 and value == 2.0:
+                vector.grad = torch.full_like(vector, float("nan"))
+                internals._add_to_sum(optimizer, vector, 1, 0, False)
+            # As after each backward pass; DeepSpeed drops the gradients before.
+            weight.grad = vector.grad = None
+            internals._finish_sums(optimizer)
         reduced, of_experts = internals._sums_to_reduce(optimizer)
         assert [sums.tolist() for sums in reduced[:1]] == [[3.5, 3.5, 3.5, 3.5, 0, 0]]
         assert reduced[1].isnan().all() if step == 0 else reduced[1].tolist() == [0, 0]
@@ -155,12 +168,15 @@ def test_sums_are_those_of_one_step() -> None:
 
 @pytest.mark.parametrize("optimizer", [DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3])
 def test_a_step_searches_the_gradients_by_check_overflow(optimizer: type) -> None:
-    """The call has keyword arguments or none; the code after it looks at the norm, and skips the step."""
+    """The call has keyword arguments or none. The code after it looks at the norm, by a function that we replace, and
+    keeps the norm under the name that we read, before it steps."""
     calls = re.findall(r"self\.check_overflow\((.*)\)", source(optimizer))
     assert calls
     assert all(re.fullmatch(r"(\w+=[\w.]+)?", arguments) for arguments in calls)
     skips = r"is_invalid_grad_norm\(\s*scaled_global_grad_norm\):\n +self\.overflow = True"
     assert re.search(skips, source(optimizer))
+    step = source(optimizer.step)  # type: ignore[attr-defined]
+    assert 0 < step.index("self._global_grad_norm = scaled_global_grad_norm / ") < step.index("self._optimizer_step(")
 
 
 def test_stages_1_and_2_link_moments_at_their_first_step() -> None:
@@ -184,13 +200,50 @@ def test_stage_3_keeps_the_shape_of_a_parameter() -> None:
     assert internals.full_shape(whole) == (4, 3)
 
 
-def test_deepspeed_reads_norm_and_overflow_of_the_optimizer_of_stage_0() -> None:
-    """Under the names that `PlainAdam` gives them."""
+def test_deepspeed_reads_the_norm_of_the_optimizer_of_stage_0() -> None:
+    """Under the name that `PlainAdam` gives it. Without an `overflow`, DeepSpeed takes each step as applied."""
     step = source(DeepSpeedEngine._take_model_step)
     assert "self._global_grad_norm = self.optimizer._global_grad_norm" in step
-    assert "overflow = self.optimizer.overflow" in step
+    assert 'overflow = False\n        if hasattr(self.optimizer, "overflow"):' in step
     optimizer = PlainAdam([{"params": [torch.nn.Parameter(torch.zeros(1))]}], max_grad_norm=0.0, lr=0.0)
-    assert (optimizer.overflow, optimizer._global_grad_norm) == (False, 0.0)
+    assert optimizer._global_grad_norm == 0.0
+    assert not hasattr(optimizer, "overflow")
+
+
+@pytest.mark.parametrize(("norm", "skips"), [(2.0, 0), (0.0, 0), (math.inf, 1), (math.nan, 1), (-1.0, 1)])
+def test_adam_skips_by_the_norm_that_deepspeed_keeps(norm: float, skips: int) -> None:
+    """-1 is DeepSpeed's norm of gradients that are not finite. A rate on the device is used as a number is."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    adam = torch.optim.AdamW([weight], fused=True, weight_decay=0.0)
+    internals.skip_by_norm(SimpleNamespace(_global_grad_norm=torch.tensor(norm)), adam, on_host=False)
+    adam.param_groups[0]["lr"] = torch.tensor(0.25, dtype=torch.float64)
+    weight.grad = torch.tensor([3.0, math.nan if skips else 4.0])
+    adam.step()
+    assert adam.found_inf == skips  # type: ignore[attr-defined]
+    assert weight.tolist() == ([1.0, 1.0] if skips else [0.75, 0.75])
+    assert adam.state[weight]["step"] == 1 - skips
+
+
+@pytest.mark.parametrize("module", internals._WAITING_MODULES[1:])
+def test_a_norm_that_is_not_finite_becomes_minus_one(module: str) -> None:
+    assert "mask_nan_or_inf_with_val_inplace(total_norm, device=" in source(import_module(module))
+    norms = torch.tensor([math.inf, 2.0, math.nan])
+    internals._mask(norms, device=norms.device)
+    assert norms.tolist() == [-1.0, 2.0, -1.0]
+
+
+def test_gradients_of_stage_1_are_clipped_without_a_wait() -> None:
+    for norm, expected in ((8.0, [1.0, 2.0]), (2.0, [2.0, 4.0])):
+        sums = [torch.tensor([2.0]), torch.tensor([4.0])]
+        internals._clip(sums, max_norm=4.0, global_norm=torch.tensor(norm))
+        assert torch.cat(sums).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_replaced_where_even_nan_goes() -> None:
+    for flag, expected in ((1.0, [5.0, -0.5]), (0.0, [1.0, 2.0])):
+        mine = [torch.tensor([math.nan if flag else 1.0, 2.0])]
+        internals.replace_where(torch.tensor(flag), mine, [torch.tensor([5.0, -0.5])])
+        assert mine[0].tolist() == expected
 
 
 def test_gradients_of_bf16_parameters_add_up_in_fp32() -> None:

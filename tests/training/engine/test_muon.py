@@ -74,13 +74,17 @@ def test_an_update_has_the_size_of_one_of_adam() -> None:
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
-    matrix, vector = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2))
-    muon = optimizer([matrix], [vector], PlainAdam, max_grad_norm=0.0)
-    matrix.grad, vector.grad = torch.full((2, 3), math.nan), torch.ones(2)
-    muon.step()
-    assert matrix.eq(1).all()
-    assert vector.eq(1).all()
-    assert not muon.state[matrix]["exp_avg"].any()
+    torch.manual_seed(1)
+    matrix, vector = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(2))
+    muon = optimizer([matrix], [vector], PlainAdam, max_grad_norm=1.0, fused=True)
+    for value in (1.0, math.nan):
+        matrix.grad, vector.grad = value * torch.randn(2, 3), torch.randn(2)
+        before = [matrix.detach().clone(), vector.detach().clone(), muon.state[matrix]["exp_avg"].clone()]
+        muon.step()
+    assert muon.found_inf == 1
+    assert before[2].all()
+    for was, now in zip(before, (matrix, vector, muon.state[matrix]["exp_avg"]), strict=True):
+        assert was.equal(now)
 
 
 def test_the_matrices_of_encoder_and_decoder() -> None:

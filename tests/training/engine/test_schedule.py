@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dist_transformer.config.settings import ModelConfig, OptimizerConfig, TrainConfig
+from dist_transformer.training.engine import schedule
 from dist_transformer.training.engine.schedule import (
     RateScheduler,
     average_decay,
@@ -110,11 +111,13 @@ def test_the_lowest_rate_holds_for_every_schedule_after_the_warm_up() -> None:
 
 def two_groups() -> torch.optim.Optimizer:
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
-    return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=99.0)
+    optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=99.0)
+    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    return optimizer
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
-    return [group["lr"] for group in optimizer.param_groups]
+    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def test_the_first_update_uses_the_first_rate_and_each_one_its_own() -> None:
@@ -128,6 +131,22 @@ def test_the_first_update_uses_the_first_rate_and_each_one_its_own() -> None:
     assert used == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
     assert scheduler.get_last_lr() == [5.0, 5.0]
     assert scheduler.updates == 4
+
+
+def test_a_skipped_step_keeps_the_rate_and_moves_no_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the end of the table on the device, which has room for three steps here, skipped ones included."""
+    monkeypatch.setattr(schedule, "_TABLE_STEPS", 3)
+    optimizer: Any = two_groups()
+    scheduler = RateScheduler(optimizer, float, share=lambda update: update / 16)
+    used, shares = [], []
+    for skipped in (0, 1, 1, 0, 0, 1, 0, 0):
+        used += rates_of(optimizer)[:1]
+        optimizer.found_inf = torch.tensor(float(skipped))
+        scheduler.step()
+        shares.append(16 * float(scheduler.share))
+    assert used == [1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0, 5.0]
+    assert shares == [1.0, 0.0, 0.0, 2.0, 3.0, 0.0, 4.0, 5.0]
+    assert scheduler.updates == 5
 
 
 def test_groups_that_a_load_replaces_get_the_rate() -> None:
