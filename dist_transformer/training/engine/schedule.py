@@ -120,7 +120,10 @@ class RateScheduler:
         """Rate and share of the next update."""
         self.share = torch.zeros((), device=device)
         """Share of the last step's weights in their moving average; 0 if the step was skipped."""
-        self.load_state_dict({"updates": 0})
+        self._make_table(0)
+        self._look_up()
+        # A number, because DeepSpeed writes it into a message when it begins.
+        self._apply(rate(1))
 
     @property
     def updates(self) -> int:
@@ -135,7 +138,7 @@ class RateScheduler:
         self._left -= 1
         if self._left == 0:
             self._make_table(self.updates)
-        self._apply()
+        self._apply(self._look_up())
 
     def get_last_lr(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -146,7 +149,7 @@ class RateScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._done.fill_(state["updates"])
         self._make_table(state["updates"])
-        self._apply()
+        self._apply(self._look_up())
 
     def _make_table(self, updates: int) -> None:
         self._first, self._left = updates, _TABLE_STEPS
@@ -154,10 +157,14 @@ class RateScheduler:
         rows = [(self.rate(number), self._share_of(number)) for number in numbers]
         self._table = torch.tensor(rows, dtype=self._next.dtype).to(self._next.device)
 
-    def _apply(self) -> None:
+    def _look_up(self) -> torch.Tensor:
+        """Set the rate and the share of the next update, and return the rate."""
         torch.index_select(self._table, 0, self._done - self._first, out=self._next)
+        return self._next[0, 0]
+
+    def _apply(self, rate: float | torch.Tensor) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self._next[0, 0]
+            group["lr"] = rate
 
 
 def scheduler_hook(config: TrainConfig, device: torch.device | str = "cpu") -> Callable[[Optimizer], RateScheduler]:

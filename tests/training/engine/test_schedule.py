@@ -111,7 +111,7 @@ def test_the_lowest_rate_holds_for_every_schedule_after_the_warm_up() -> None:
 
 def two_groups() -> torch.optim.Optimizer:
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
-    optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=99.0)
+    optimizer = torch.optim.AdamW([{"params": [parameter]} for parameter in parameters], lr=99.0, fused=True)
     optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
     return optimizer
 
