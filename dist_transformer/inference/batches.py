@@ -193,8 +193,9 @@ class Running:
 
     def end_step(self, parents_Nk: torch.Tensor, tokens_Nk: torch.Tensor) -> None:
         """Continue each place of the beam from the hypothesis that was at place `parents`, with a token more."""
-        for tracker in filter(None, (self.tracker, self.repetition)):
-            tracker.advance(self.state.positions_N, parents_Nk, tokens_Nk)
+        for tracker in (self.tracker, self.repetition):
+            if tracker is not None:
+                tracker.advance(self.state.positions_N, parents_Nk, tokens_Nk)
         self.state.end_step(parents_Nk)
 
     def keep_slots(self, kept_N: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
@@ -209,8 +210,9 @@ class Running:
         order[moved] = count + np.flatnonzero(kept_N[count:])
         order_N = torch.from_numpy(order).to(self.device)
         self.state.keep(order_N, torch.from_numpy(moved).to(self.device))
-        for tracker in filter(None, (self.tracker, self.repetition)):
-            tracker.keep(order_N)
+        for tracker in (self.tracker, self.repetition):
+            if tracker is not None:
+                tracker.keep(order_N)
         return order, order_N
 
 

@@ -137,8 +137,6 @@ def check_kernels(checks: Checks) -> None:
 def check_steps(checks: Checks) -> None:
     found = checks.figures["steps"] = {}
     for name, way in _STEPS.items():
-        if "graph" in way and source != ROOT:
-            continue
         request = json.dumps({"preset": "big", "packs": 64, **way})
         # Lines that a compiler follows are slow to note, and are the same.
         output = checks.run(f"step {name}", _HERE / "step.py", request, covered=not way["compile"])

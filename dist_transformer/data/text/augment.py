@@ -46,7 +46,7 @@ def typos(source: str, target: str, random: Random) -> Texts:
         spaces = [place for place, character in enumerate(source) if character == " "]
         if places:
             at = random.choice(places)
-            one, other = source[at : at + 2]
+            one, other = source[at], source[at + 1]
             new = random.choice((other + one, one, other, one + one + other, f"{one} {other}"))
             if spaces and random.random() < 1 / 6:
                 at, one, other, new = random.choice(spaces), " ", "", random.choice(("", "  "))
@@ -81,13 +81,13 @@ class Neighbours:
             together.append((np.array(sides[0], dtype=np.int64)[:, None] << 32 | np.array(sides[1])).ravel())
         codes, found = np.unique(np.concatenate([*together, np.empty(0, np.int64)]), return_counts=True)
         kept = found >= _LEAST_PAIRS
-        words = tuple(list(side) for side in numbers)
+        spelled = [list(side) for side in numbers]
         self._dice: dict[Texts, float] = {}
         for code, count in zip(codes[kept].tolist(), found[kept].tolist(), strict=True):
             source, target = code >> 32, code & 0xFFFFFFFF
             dice = 2 * count / (counts[0][source] + counts[1][target])
             if dice >= _LEAST_DICE:
-                self._dice[words[0][source], words[1][target]] = dice
+                self._dice[spelled[0][source], spelled[1][target]] = dice
 
     def of(self, source: str, target: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """Return the places of words that are each other's best translation: start and end in source and target."""

@@ -75,7 +75,7 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def decode_marked(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """Decode ids to a text with marks."""
     known = {token: mark for mark, token in placeholders_of(tokenizer).items()}
-    text, part = "", []
+    text, part = "", list[int]()
     for token in ids:
         if token in known:
             text, part = f"{text}{tokenizer.decode(part)}{known[token]}", []
