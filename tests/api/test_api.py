@@ -172,7 +172,7 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
             "every needs last or sweep: add one of them, or leave every out",
         ),
         (lambda: api.evaluate(model=model_folder, src=tmp_path / "absent", ref="b"), "absent"),
-        (lambda: api.evaluate(model=model_folder, src="a"), "in evaluate, ref is missing: pass it"),
+        (lambda: api.evaluate(model=model_folder, src="a"), "ref is missing: pass it, or test_set"),
         (lambda: api.evaluate(model="m", src="a", ref="b", seed=2), "seed with model needs mbr: add mbr"),
     ]
     for call, said in cases:

@@ -171,7 +171,8 @@ def scheduler_hook(config: TrainConfig, device: torch.device | str = "cpu") -> C
     """Return the `lr_scheduler` argument of `deepspeed.initialize`."""
     return lambda optimizer: RateScheduler(
         optimizer,
-        lambda update: learning_rate(update, config),
+        # A schedule may have no rate for updates that the run does not have.
+        lambda update: learning_rate(min(update, config.max_steps), config),
         share=lambda update: 1 - average_decay(update, config.ema_decay),
         device=device,
     )
