@@ -10,7 +10,6 @@ import pytest
 import sentencepiece
 import torch
 import yaml
-from ctranslate2.converters import MarianConverter
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
@@ -84,18 +83,6 @@ def assert_marian_computes_the_same(folder: Path, model: Transformer, vocabulary
         len(arrays.get("Wemb", arrays.get(f"{side}_Wemb"))) for side in ("encoder", "decoder")
     ]
     np.testing.assert_allclose(found, log_probabilities(arrays, *theirs), atol=2e-5)
-    if not names[0].endswith(".spm"):
-        np.testing.assert_allclose(found, converted_by_ctranslate2(folder, names), atol=2e-5)
-
-
-def converted_by_ctranslate2(folder: Path, names: list[str]) -> list[float]:
-    """Log-probabilities by CTranslate2, after its own conversion of a model of Marian."""
-    out = folder.with_name(f"{folder.name}-converted")
-    MarianConverter(str(folder / "model.npz"), [str(folder / name) for name in names]).convert(str(out))
-    libraries = [sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm")) for side in SIDES]
-    pieces = [library.encode(text, out_type=str) for library, text in zip(libraries, TEXTS, strict=True)]
-    translator = ctranslate2.Translator(str(out), compute_type="float32")
-    return translator.score_batch(pieces[:1], pieces[1:])[0].log_probs
 
 
 @pytest.mark.parametrize(
