@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.charts import race_picture
-from benchmarks.measure import ROOT, Measured, Part, columns, require_known, say, spread, vector_units
+from benchmarks.measure import ALLOCATOR, ROOT, Measured, Part, columns, processor_name, require_known, say, spread
 from benchmarks.race.lane import Kind, RaceText, Recipe
 from benchmarks.race.meter import Reading, run_metered
 from benchmarks.race.toolkits import TOOLKITS, Toolkit
@@ -23,7 +23,6 @@ from dist_transformer.base.files import remove, remove_tree, write_file
 from dist_transformer.config.plain import read_json
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.loading.loader import open_training_data
-from dist_transformer.run.environment import describe_environment
 
 GOALS = (15, 20, 25, 30)
 """BLEU scores."""
@@ -31,11 +30,6 @@ _BEAM = 4
 # A batch's size is adjusted until a step has the wanted number of real target tokens, to this share.
 _PRECISION, _TRIALS = 0.015, 6
 _TRIED_STEPS, _COUNTED_STEPS = 100, 200
-# One thread, and an allocator that keeps what is freed, as ours asks for by itself (runtime/device.py).
-_ENVIRONMENT = {
-    **{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    **{"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_ARENA_MAX": "1"},
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,7 +276,8 @@ def train(toolkit: Toolkit, recipe: Recipe, folder: Path, *, batch: int) -> tupl
         if new := toolkit.saved(folder).keys() - readings.keys():
             readings.update(dict.fromkeys(new, read()))
 
-    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **ALLOCATOR, **threads, "PYTHONPATH": str(ROOT)}
     command = toolkit.command(recipe, folder, batch=batch)
     _, peak_mib = run_metered(command, log=folder / "log", environment=environment, watch=watch)
     if recipe.steps not in readings:
@@ -300,7 +295,7 @@ def our_step_tokens(data: Path, recipe: Recipe) -> float:
 
 def note_of(data: DataFolder) -> str:
     """Describe what a picture was measured with."""
-    return f"{describe_environment()['processor']} with {vector_units()}; one thread; {data.index.corpus}"
+    return f"{processor_name()}; one thread; {data.index.corpus}"
 
 
 def wall_seconds(work: Path) -> float:

@@ -162,11 +162,11 @@ class CompiledHuggingFace(HuggingFace):
     way = "compiled"
 
 
-class PlainHuggingFace(HuggingFace):
+class LoopHuggingFace(HuggingFace):
     """`MarianMTModel` as it is, in the same loop."""
 
     label = "Hugging Face MarianMTModel, plain loop, tight buckets"
-    way = "plain"
+    way = "loop"
 
 
 class Marian(Toolkit):
@@ -323,7 +323,7 @@ TOOLKITS: dict[str, type[Toolkit]] = {
     "eole": Eole,
     "trainer": HuggingFace,
     "compiled": CompiledHuggingFace,
-    "plain": PlainHuggingFace,
+    "loop": LoopHuggingFace,
 }
 
 
