@@ -2,7 +2,7 @@
 
 A table is between `<!-- NAME: made by tools/results_table.py -->` and `<!-- end of NAME -->`. NAME is one of TABLES for
 the rows of all files that belong to it, `highlights` for the few results that README.md shows, `costs` for
-dist_transformer/cost/costs.py, or `missing` or a toolkit of dist_transformer/config/foreign_flags.toml. With --check
+benchmarks/paper_costs.py, or `missing` or a toolkit of dist_transformer/config/foreign_flags.toml. With --check
 nothing is written, and the exit status is 1 if pages and their sources differ. A result file is one JSON object:
 
     what           what was run and what it shows, in one or two sentences
@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measure import ROOT, read_flags
+from benchmarks.paper_costs import cost_table
 from benchmarks.rows import markdown_line, markdown_table
 from dist_transformer.base.errors import UserError
 from dist_transformer.config import wrong_names
 from dist_transformer.config.plain import read_json
-from dist_transformer.cost.costs import cost_table
 
 RESULTS = sorted((ROOT / "results").rglob("*.json"))
 _BLOCK = re.compile(

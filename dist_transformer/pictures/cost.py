@@ -1,15 +1,48 @@
 """Operations of attention against those of the rest of a layer, by sentence length (section 4, Table 1)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dist_transformer.config.presets import PRESETS
-from dist_transformer.cost.costs import balanced_length, layer_flops
+from dist_transformer.config.settings import ModelConfig
 from dist_transformer.pictures.picture import Picture, draw_curves
 from dist_transformer.reporting.figures import new_figure, picture_style
 
 _LENGTHS = tuple(2**power for power in range(3, 15))
 _TYPICAL = 32
 _SHOWN = ("tiny", "base", "big")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerFlops:
+    """Operations of one encoder layer in the forward pass of one sentence: 2 per multiply-add of its products."""
+
+    projections: int
+    """Products with the matrices of queries, keys, values and output: 2 · 4 · n · d_model · h · d_k."""
+    feed_forward: int
+    """Products with the two matrices of the feed-forward network: 2 · 2 · n · d_model · d_ff."""
+    attention: int
+    """Products Q K^T and weights · V of all heads, without weights of the model: 2 · 2 · n² · h · d_k."""
+
+
+def layer_flops(config: ModelConfig, *, sentence_tokens: int) -> LayerFlops:
+    """Count the operations that attention and the rest of an encoder layer need (sections 3.2, 3.3 and 4)."""
+    inner = config.heads * config.attention_head_width
+    return LayerFlops(
+        projections=8 * sentence_tokens * config.width * inner,
+        feed_forward=4 * sentence_tokens * config.width * config.ffn_width,
+        attention=4 * sentence_tokens**2 * inner,
+    )
+
+
+def balanced_length(config: ModelConfig) -> float:
+    """Return the sentence length at which attention needs as many operations as the rest of an encoder layer.
+
+    4 n² h d_k = 8 n d_model h d_k + 4 n d_model d_ff, solved for n.
+    """
+    inner = config.heads * config.attention_head_width
+    return config.width * (2 * inner + config.ffn_width) / inner
 
 
 def attention_share(preset: str, sentence_tokens: int) -> float:

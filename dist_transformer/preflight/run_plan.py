@@ -13,7 +13,6 @@ from typing import Any
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import EMBEDDED_CORPUS, TrainConfig
-from dist_transformer.cost.costs import VOCAB_SIZE
 from dist_transformer.cost.hardware import CPU, Cluster, GpuKind, gpu_kind, kind_of_device
 from dist_transformer.cost.memory import SENTENCE_TOKENS, Memory, ZeroSettings, model_sizes, predict_memory
 from dist_transformer.cost.speed import NodeChoice, StepTime, choose_nodes, fill_gpus, predict_step
@@ -24,6 +23,8 @@ from dist_transformer.run.folder import settings_of
 from dist_transformer.run.layout import METRICS_FILE, SETTINGS_FILE, checkpoints_of, read_records
 from dist_transformer.training.engine.ds_config import DEFAULT_ZERO, require_fitting
 
+PAPER_VOCABULARY = 37_000
+"""Entries of the paper's vocabulary (section 5.1), for plans without data."""
 # Fill without data: the share of the budgets that is text in packs of 1,024 tokens and more.
 _FILL = 0.99
 # Steps of the data's plan that are sampled.
@@ -137,7 +138,7 @@ class RunPlan:
 def assume_work(config: TrainConfig, *, fill: float) -> Workload:
     """Assume equal budgets and sentences of usual length."""
     return Workload(
-        vocab_sizes=config.model.vocab_sizes if config.model.vocab_size else (VOCAB_SIZE, 0),
+        vocab_sizes=config.model.vocab_sizes if config.model.vocab_size else (PAPER_VOCABULARY, 0),
         source_budget=config.batch.max_source_tokens or config.batch.max_target_tokens,
         fill=fill,
         sentence_tokens=SENTENCE_TOKENS,

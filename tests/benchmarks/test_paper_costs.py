@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
+from benchmarks.paper_costs import cost_table, device_flops, work_flops
 from dist_transformer.config.settings import ModelConfig
-from dist_transformer.cost.costs import balanced_length, cost_table, device_flops, layer_flops, work_flops
 from dist_transformer.model.transformer import training_flops
+from dist_transformer.pictures.cost import balanced_length, layer_flops
 
 
 @pytest.mark.parametrize(("model", "printed"), [("base", 3.3e18), ("big", 2.3e19)])
