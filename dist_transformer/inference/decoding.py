@@ -67,7 +67,7 @@ class Search:
     protect: tuple[str, ...] = ()
     """Keep spans of these kinds as they are: urls, emails, numbers, placeholders such as {name}, %s and <x1/>."""
     missing_spans: Literal["append", "leave"] = "append"
-    """Where protected spans go that the model leaves out: to the end, or nowhere."""
+    """Place of protected spans that the model leaves out: the end, or none."""
     recase: Literal["no", "auto"] = "no"
     """Translate a line in capitals in the usual case, and put its translation in capitals."""
     batch_tokens: int | None = None

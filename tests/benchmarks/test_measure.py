@@ -45,7 +45,7 @@ def serve(requests):
 
 
 def test_a_process_apart_answers_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With our allocator, and without this process's place in a launch."""
+    """It has our allocator, and not this process's place in a launch."""
     (tmp_path / "server.py").write_text(_SERVER, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

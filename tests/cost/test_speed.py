@@ -117,7 +117,7 @@ def test_muons_products_are_counted_by_hand(stage: int, ranks: int, precision: s
 
 
 def test_muons_products_are_those_of_the_engine() -> None:
-    """As torch counts them in a real update of matrices that lie and stand."""
+    """They are counted by torch in a real update of matrices that lie and stand."""
     model = Transformer(dataclasses.replace(PRESETS["tiny"].model, vocab_size=50))
     with FlopCounterMode(display=False) as counter:
         orthogonalised([*model.hidden_matrices().values()], torch.float32)

@@ -201,7 +201,7 @@ def flip_and_record(file: Path) -> None:
 
 
 def replace_letter(file: Path) -> None:
-    """Of what the file says of itself, which no tensor shows."""
+    """Change what the file says of itself, which no tensor shows."""
     file.write_bytes(file.read_bytes().replace(b"pre", b"pro"))
 
 
