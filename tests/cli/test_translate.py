@@ -147,9 +147,9 @@ def test_closeness_ignores_case_if_the_vocabulary_lowercases(lowercase: bool) ->
     tokenizer = SimpleNamespace(target=SimpleNamespace(lowercase=lowercase))
     translator: Any = SimpleNamespace(tokenizer=tokenizer, translate=lambda lines, **_: [found])
     info: Any = SimpleNamespace(target_language="de")
-    settings: Any = SimpleNamespace(closest_to=Path("references"))
+    settings: Any = SimpleNamespace(closest_to=Path("references"), beside={"--closest-to": Path("references")})
     choose = translation_of(settings, translator, info, Counter())
-    (chosen,) = choose(["A dog runs there"], 1, {"--closest-to": ["Ein Hund rennt dort"]})
+    (chosen,) = choose([("A dog runs there", "Ein Hund rennt dort")], 1)
     assert chosen.text == texts[0 if lowercase else 1]
 
 
