@@ -23,7 +23,7 @@ def stand_in() -> None:
     def one(*_: Any, **__: Any) -> torch.Tensor:
         return torch.tensor(1.0)
 
-    reduce, collect = distributed.all_reduce_sum, beam._Search._collect
+    reduce = distributed.all_reduce_sum
 
     def reduced_to_ones(sums: torch.Tensor) -> torch.Tensor:
         summed = reduce(sums)
@@ -37,14 +37,24 @@ def stand_in() -> None:
     logbook.read = lambda *tensors: [torch.ones(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda *_: None
 
-    def collect_two_tokens(search: Any, slots: np.ndarray) -> None:
-        sentences = search.sentence_of_slot[slots].copy()
-        collect(search, slots)
-        for sentence in sentences:
-            search.results[sentence] = [beam.Hypothesis(tokens=[5, 6], score=-1.0, log_probability=-1.0)]
+    def run_two_steps(search: Any) -> Any:
+        """Search as `_Search.run` does, but each sentence has ended after two steps, with two tokens."""
+        step = beam._recorded(search._step, search.device) if search.refills else search._step
+        search._begin(np.arange(len(search.sentence_of_slot)))
+        while (busy := search.sentence_of_slot != beam._IDLE).any():
+            for _ in range(2):
+                step()
+            sentences = search.sentence_of_slot[busy].copy()
+            search._collect(np.flatnonzero(busy))
+            for sentence in sentences:
+                search.results[sentence] = [beam.Hypothesis(tokens=[5, 6], score=-1.0, log_probability=-1.0)]
+            if search.refills:
+                search._begin(np.flatnonzero(busy))
+            else:
+                search._keep(~busy)
+        return search.results
 
-    beam._Search._done = lambda search: torch.ones(len(search.sentence_of_slot), dtype=torch.bool)
-    beam._Search._collect = collect_two_tokens
+    beam._Search.run = run_two_steps
     Tokenizer.decode = lambda *_: "a b"
 
 

@@ -124,11 +124,11 @@ def _finish_sums(zero_optimizer: Any, clear_lp_grads: bool = False) -> None:
     waiting = zero_optimizer.__dict__.get("_waiting_gradients", {})
     for has_sum, pairs in waiting.items():
         if pairs:
-            sums, gradients = map(list, zip(*pairs, strict=True))
+            sums, gradients = ([pair[place] for pair in pairs] for place in range(2))
             if has_sum:
                 torch._foreach_add_(sums, gradients)
             else:
-                torch._foreach_copy_(sums, gradients)
+                copy_all(sums, gradients)
             pairs.clear()
 
 
@@ -242,7 +242,7 @@ def skip_by_norm(zero_optimizer: Any, optimizer: torch.optim.Optimizer, *, on_ho
 
     update = optimizer.step
     if on_host:
-        optimizer.step = step_on_host  # type: ignore[assignment, method-assign]
+        optimizer.step = step_on_host  # type: ignore[method-assign, assignment]
     else:
         optimizer.register_step_pre_hook(note)
 
