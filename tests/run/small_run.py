@@ -117,6 +117,7 @@ class SmallRun:
                 "step": str(self.progress.step),
                 "run": json.dumps(self.identity),
                 "model": json.dumps(to_plain(MODEL)),
+                "train_seconds": json.dumps(self.progress.train_seconds),
             },
         )
         saved = self.writer.wait()
