@@ -89,7 +89,8 @@ def test_a_target_matrix_is_embedding_and_output() -> None:
     hidden_TD = torch.randn(3, 16)
     torch.testing.assert_close(model.logits(hidden_TD), hidden_TD @ model.target_embedding.t())
     tokens = torch.tensor([7, 29])
-    assert torch.equal(model._embed_target(tokens, tokens), model._embed(model.target_embedding, tokens, tokens))
+    vectors = functional.embedding(tokens, model.target_embedding)
+    assert torch.equal(model._embed_target(tokens, tokens), model._placed(vectors, tokens))
     same = make_model(tie_embeddings="target")
     assert torch.equal(same.output_weight, same.target_embedding)
 
