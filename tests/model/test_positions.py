@@ -70,7 +70,7 @@ def test_a_module_from_outside_is_added_to_the_embeddings(registrations: None) -
     assert model.position_vectors(3).tolist() == [[0.0] * 8, [1.0] * 8, [2.0] * 8]
     assert model.position_vectors(128).shape == (5, 8)
     tokens, places = torch.tensor([7, 7]), torch.tensor([4, 0])
-    far, near = model._embed(model.embedding, tokens, places)
+    far, near = model._placed(nn.functional.embedding(tokens, model.embedding), places)
     torch.testing.assert_close(far - near, torch.full((8,), 4.0))
 
 

@@ -48,6 +48,7 @@ def facts_of(rank: int) -> Facts:
         driver="570.86.15",
         built_for="13.0",
         available_bytes=50 * GIB,
+        locked_bytes=None,
         volumes=VOLUMES,
         interfaces=("lo", "eth0", "ib0"),
         nccl_settings=("NCCL_DEBUG=WARN", "NCCL_SOCKET_IFNAME=ib0"),

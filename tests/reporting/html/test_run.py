@@ -118,7 +118,8 @@ def test_the_bleu_of_the_headline(run_dir: Path, read_page: ReadPage) -> None:
 
 def test_ranks_and_stage_are_those_of_the_newest_start(tmp_path: Path, read_page: ReadPage) -> None:
     run = write_run(tmp_path, RECORDS, deepspeed={"zero_optimization": {"stage": 3}})
-    (run / "environment.json").write_text('[{"step": 0, "world_size": 8}, {"step": 40, "world_size": 4}]')
+    starts = [{"step": step, "time": "2026", "world_size": ranks} for step, ranks in ((0, 8), (40, 4))]
+    (run / "environment.json").write_text(json.dumps(starts))
     found = figures(read_page(run))
     assert (found["Ranks"][0], found["ZeRO stage"]) == ("4", ["3"])
 
