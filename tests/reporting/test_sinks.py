@@ -100,6 +100,7 @@ def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path, capsys: 
 FULL = """
 import json, resource, sys
 from pathlib import Path
+from dist_transformer.reporting.board import Board
 from dist_transformer.reporting.sinks import OptionalSink
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 errors = []

@@ -28,6 +28,7 @@ CHOSEN = {
     "batch.packs_per_micro_batch": 1,
     "data_weights": (2.0,),
     "freeze": ("norms",),
+    "sinks": ("wandb",),
     "best_by": "chrf",
     "init_from": Path("model"),
     "deepspeed_config": Path("zero3"),
