@@ -41,8 +41,8 @@ class Toolkit(ABC):
     """Command that the toolkit installs, if it has an environment of its own."""
 
     label: ClassVar[str]
-    weights_pattern: ClassVar[str]
-    """Matches the path, in a lane's folder, of finished weights; its group is their step."""
+    weights: ClassVar[str]
+    """Pattern of the paths, in a lane's folder, of finished weights; the first number in a path is their step."""
     pads: ClassVar[bool] = False
     """Whether the size of its batches counts padding."""
     kinds: ClassVar[tuple[Kind, ...]] = ("adam",)
@@ -74,8 +74,7 @@ class Toolkit(ABC):
 
     def saved(self, lane: Path) -> dict[int, Path]:
         """Return the weights of a lane by their steps."""
-        found = ((path, re.fullmatch(self.weights_pattern, str(path.relative_to(lane)))) for path in lane.rglob("*"))
-        return {int(match[1]): path for path, match in found if match}
+        return {int(re.findall(r"\d+", str(path.relative_to(lane)))[0]): path for path in lane.glob(self.weights)}
 
     def require_program(self, flag: str) -> None:
         if self.program is None or not self.program.is_file():
@@ -116,7 +115,7 @@ class OfOurNetwork(Toolkit):
 class Ours(OfOurNetwork):
     label = "dist_transformer"
     kinds = ("adam", "muon")
-    weights_pattern = r"run/weights/step-(\d+)\.safetensors"
+    weights = "run/weights/step-*.safetensors"
 
     def command(self, recipe: Recipe, lane: Path, *, batch: int) -> list[str]:
         # The command refuses settings without effect, such as the constant of another schedule.
@@ -139,7 +138,7 @@ class HuggingFace(OfOurNetwork):
     """`MarianMTModel` under `Seq2SeqTrainer`, in batches of as many pairs of similar lengths."""
 
     label = "Hugging Face MarianMTModel, Seq2SeqTrainer by length"
-    weights_pattern = r"weights/step-(\d+)\.safetensors"
+    weights = "weights/step-*.safetensors"
     way: ClassVar[str] = "trainer"
 
     def command(self, recipe: Recipe, lane: Path, *, batch: int) -> list[str]:
@@ -174,7 +173,7 @@ class Marian(Toolkit):
 
     label = "Marian (C++, pymarian)"
     pads = True
-    weights_pattern = r"model\.iter(\d+)\.npz"
+    weights = "model.iter*.npz"
 
     @property
     def vocabulary(self) -> Path:
@@ -225,7 +224,7 @@ class Eole(Toolkit):
 
     label = "Eole"
     pads = True
-    weights_pattern = r"model/step_(\d+)/model\.\d+\.safetensors"
+    weights = "model/step_*/model.*.safetensors"
 
     @property
     def vocabulary(self) -> Path:

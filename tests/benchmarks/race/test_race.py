@@ -43,7 +43,7 @@ class Writer(Toolkit):
     """
 
     label = "Writer"
-    weights_pattern = r"step-(\d+)"
+    weights = "step-*"
     pads = True
 
     def setup(self) -> None:
