@@ -71,7 +71,7 @@ _TRAINING_ON_A_CPU = (
     "{figures[train-base][fastest_marian][ours_to_this]:.1f} (`base`) times the rate of transformers' MarianMTModel"
 )
 # Files, subjects, and results in one sentence that can be read aloud. At most five: README.md answers a newcomer's
-# first questions, docs/benchmarks.md has the other results.
+# first questions, docs/benchmarks.md lists the pages of the other results.
 HIGHLIGHTS = [
     (
         "quality/multi30k-rdrop.json",
