@@ -15,7 +15,7 @@ FLOW = (
     {"data folder: shards, vocabulary": 3},
     {"data.loading": 3},
     {"packs, micro-batches": 3},
-    {"training": 3},
+    {"training": 2},
     {"run folder with ledger": 2, "other models": 1},
     {"averaging": 2, "importing": 1},
     {"model folder": 3},
@@ -45,8 +45,8 @@ def picture() -> str:
     working = {room for level in FLOW[1::2] for room in level}
     if unknown := working - {room for row in rows for room in row}:
         raise SystemExit(f"error: no layer has {', '.join(sorted(unknown))}: correct FLOW")
-    parts = [_text(STACK / 2, 18, "rooms: each imports only from those below")]
-    parts += [_text(LEFT + 1.5 * THIRD, 18, "data, and the rooms that make it")]
+    parts = [_text(STACK / 2, 18, "rooms: each imports from those below")]
+    parts += [_text(LEFT + 1.5 * THIRD, 18, "data, and the rooms that process it")]
     for number, row in enumerate(rows):
         width = STACK / len(row)
         for place, room in enumerate(row):
