@@ -40,8 +40,7 @@ _BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+): made by tools/results_table\.py -->\n).*?(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
-_MARIAN = ("MarianMTModel, Trainer", "MarianMTModel, loop", "MarianMTModel, compiled")
-_TRAINING = ("preset", "ours", *_MARIAN, "torch.nn.Transformer")
+_TRAINING = ("preset", "ours", "Trainer", "loop", "compiled", "torch's layers")
 # One table per question, whose rows can be compared.
 TABLES: dict[str, tuple[str, ...]] = {
     "race": ("trainer", "BLEU 15", "20", "25", "tokens per CPU second", "BLEU at the end, beam 4", "peak MiB"),
@@ -71,7 +70,7 @@ _TRAINING_ON_A_CPU = (
     "{figures[train-base][fastest_marian][ours_to_this]:.1f} (`base`) times the rate of transformers' MarianMTModel"
 )
 # Files, subjects, and results in one sentence that can be read aloud. At most five: README.md answers a newcomer's
-# first questions, docs/benchmarks.md has the other results.
+# first questions, docs/benchmarks.md lists the pages of the other results.
 HIGHLIGHTS = [
     (
         "quality/multi30k-rdrop.json",

@@ -134,20 +134,27 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_map_of_the_package_is_that_of_its_rooms() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/site/modules.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    assert done.stdout in page, "put the output of docs/site/modules.py on the page"
+    programs = [[sys.executable, f"docs/site/{name}.py"] for name in ("modules", "picture")]
+    table, picture = (subprocess.check_output(program, cwd=ROOT, text=True) for program in programs)
+    page = (DOCS / "architecture.md").read_text("utf-8")
+    assert table in page, "put the output of docs/site/modules.py on the page"
+    shown = (DOCS / "images" / "architecture.svg").read_text("utf-8")
+    assert picture == shown, "write the output of docs/site/picture.py there"
     # Places that the page names, inside the package or the repository.
     places = re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9.]+)*/?)`", page.partition("## Where to change what")[2])
     missing = [place for place in places if "/" in place and not (ROOT / "dist_transformer" / place).exists()]
     assert [place for place in missing if not (ROOT / place).exists()] == []
 
 
+def test_pages_link_to_the_glossary() -> None:
+    texts = {page: FENCE.sub("", page.read_text("utf-8")) for page in [README, *INDEX] if page.name != "glossary.md"}
+    used = [page for page, text in texts.items() if re.search(r"(?<![.-])\b(packs?|ledger)\b(?![.-])", text)]
+    assert [page.name for page in used if "glossary.md" not in texts[page]] == []
+
+
 def commands() -> list[str]:
-    """List what a user types, page by page."""
-    blocks = [block for page in [README, *INDEX] for block in fenced(page, "bash")]
+    """List what a user types, page by page; a command may take several lines that end with backslashes."""
+    blocks = [block.replace("\\\n", "") for page in [README, *INDEX] for block in fenced(page, "bash")]
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 

@@ -309,7 +309,7 @@ def key_of(goal: int) -> str:
 
 
 SHOWN_GOALS = tuple(map(key_of, GOALS[:3]))
-"""Keys of the scores in the table of docs/benchmarks.md."""
+"""Keys of the scores in the table of docs/race.md."""
 
 
 def spread_of_times(values: list[float | None]) -> dict[str, Any] | None:

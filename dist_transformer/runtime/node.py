@@ -1,7 +1,7 @@
 """Processes of a launch on one machine: one leads, and sends messages and open files to the others.
 
-Messages go through Unix sockets. Files go with them as descriptors (SCM_RIGHTS), so a shared file has no name that
-another process could open, and nothing of it is left when the processes end, however they end. If a peer has died,
+Messages are sent through Unix sockets, and files with them as descriptors (SCM_RIGHTS). So a shared file has no name
+that another process could open, and nothing of it is left when the processes end, also after a kill. If a peer dies,
 the connection is closed.
 """
 

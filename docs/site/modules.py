@@ -11,10 +11,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dist_transformer"
 
 
-def rooms() -> str:
+def layers() -> list[list[str]]:
+    """List the rooms of each layer, from top to bottom."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
-    rows = [_row(name) for layer in layers for name in layer.split(" | ")]
+    return [layer.split(" | ") for each in contracts if each["type"] == "layers" for layer in each["layers"]]
+
+
+def rooms() -> str:
+    rows = [_row(name) for layer in layers() for name in layer]
     return "\n".join(["| room | contents |", "|---|---|", *rows])
 
 

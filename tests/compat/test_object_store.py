@@ -23,7 +23,7 @@ SMALL = (
     *("--batch.packs-per-step", "4", "--batch.window-shards", "1", "--optimizer.warmup-steps", "10"),
     *("--validate-every", "0", "--log-every", "10", "--precision", "fp32", "--save-every", "30"),
 )
-# As in docs/data.md. By default, a store that stops answering is asked again after 60 s.
+# As in docs/stores.md. By default, a store that stops answering is asked again after 60 s.
 PATIENCE = '{"config_kwargs": {"read_timeout": 2, "retries": {"max_attempts": 1}}}'
 
 

@@ -16,7 +16,7 @@ from tests.slurm.conftest import SMALL, TWO_NODES, FinishedJob, Site
 
 pytestmark = pytest.mark.slice(name="slurm-jobs")
 
-PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8").replace("\\\n", "")
 PAGE_LINES = sorted(set(re.findall(r"^(?:\w+=\S+ )*sbatch .*", PAGE, re.MULTILINE)))
 
 
