@@ -175,7 +175,7 @@ def translate_ids(
         max_batch_size=max_batch_tokens,
         batch_type="tokens",
         disable_unk=True,
-        suppress_sequences=[*SUPPRESSED, *([tag] for tag in tags if tag not in begin)],
+        suppress_sequences=[*SUPPRESSED, *([tag] for tag in tags)],
         **search,
     )
     ids = {piece: token for token, piece in enumerate(pieces[1])}
@@ -242,7 +242,7 @@ class CTranslate2Peer:
         # Without </s>, which `translate_ids` adds.
         sources = [ids[:-1] for ids in self.encode(lines)]
         search = {"beam_size": BEAM_SIZE, "patience": PATIENCE, "length_penalty": LENGTH_PENALTY}
-        return self.decode(self._search(sources, self.longest, **search))
+        return self.decode([row[len(self.begin) :] for row in self._search(sources, self.longest, **search)])
 
     def _search(self, sources: Sequence[list[int]], longest: int, **search: Any) -> list[list[int]]:
         how = {"longest": longest, "tags": self.sides[1].tags, "begin": self.begin, **search}

@@ -10,6 +10,7 @@ import sentencepiece
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, M2M100Config, M2M100ForConditionalGeneration
+from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 MODEL_FILE = "sentencepiece.bpe.model"
 CODES = ("deu_Latn", "eng_Latn", "fra_Latn")
@@ -51,7 +52,7 @@ def write_folder(
         shared = model.model.shared.weight
         shared.mul_(4)
         shared[1] = 0
-        model.model.decoder.layer_norm.bias.add_(shared[2] / shared[2].norm() * 3)
+        model.model.decoder.layer_norm.bias.add_(shared[2] / shared[2].norm() * 1.5)
     model.save_pretrained(folder)
     return model
 
@@ -66,7 +67,9 @@ def _m2m100(folder: Path) -> int:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"})
     )
-    return len(table) + 100
+    codes = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": codes}))
+    return len(table) + len(codes)
 
 
 def _nllb(folder: Path) -> int:
