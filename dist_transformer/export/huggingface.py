@@ -78,12 +78,21 @@ class HuggingFacePeer:
 
     precision = "float32"
 
-    def __init__(self, folder: Path, device: torch.device, tokenizer: Vocabulary, info: ModelInfo) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        tokenizer: Vocabulary,
+        info: ModelInfo,
+        *,
+        tokenizer_folder: Path | None = None,
+    ) -> None:
         """Load the folder.
 
         Args:
             tokenizer: ours, by which its ids are converted.
             info: of one direction.
+            tokenizer_folder: another folder for its tokenizer.
         """
         from transformers import AutoTokenizer
 
@@ -91,7 +100,7 @@ class HuggingFacePeer:
         self.is_marian = (folder / SOURCE_FILE).exists()
         # A MarianTokenizer reads the tag in the text; the other one adds tags itself.
         self.front = language_code(*info.direction.tags) if self.is_marian else ""
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder or folder)
         self.model: Any = _load(folder).to(device).eval()
         self.ids = ids_of(tokenizer, info.model)
         self.ours = [ours_of(side) for side in self.ids]

@@ -68,6 +68,9 @@ class Export:
         """Write the README.md."""
         from huggingface_hub import EvalResult, ModelCardData
 
+        sides = (self.tokenizer.source.pieces, self.tokenizer.target.pieces)
+        ids = self.tokenizer.fronts(self.info.direction.tags)
+        fronts, begin = ([pieces[token] for token in front] for pieces, front in zip(sides, ids, strict=True))
         settings, info, tokenizer, bleu = self.settings, self.info, self.tokenizer, self.bleu(self.outputs)
         name, library = settings.name or settings.out.absolute().name, LIBRARIES[settings.to]
         pair = f"{info.source_language}-{info.target_language}"
@@ -106,7 +109,9 @@ class Export:
             dev_name=dev_name,
             splits=settings.to == "marian" and splits_text(tokenizer),
             files=[*tokenizer_files(tokenizer).items()],
-            front=language_code(*info.direction.tags) if tokenizer.source.library == "sentencepiece" else "",
+            front=language_code(*info.direction.tags) if tokenizer.source.library == "sentencepiece" and not begin else "",
+            fronts=fronts,
+            begin=begin,
             length_penalty=LENGTH_PENALTY,
             beam=BEAM_SIZE,
             patience=PATIENCE,

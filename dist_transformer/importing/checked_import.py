@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tqdm import tqdm
@@ -13,6 +14,8 @@ from dist_transformer.base.files import leaving_at_sigterm
 from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.plain import read_object
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.text.lines import read_lines
+from dist_transformer.data.vocabulary.m2m100 import wrap_m2m100
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.export.gate import Gate, Show, dev_text, refuse_failed
@@ -37,6 +40,7 @@ from dist_transformer.importing.marian_folder import (
     refuse_lacks,
 )
 from dist_transformer.importing.settings import ImportSettings
+from dist_transformer.importing.vocabulary_cut import cut_vocabulary
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.positions import sinusoidal_positions
@@ -102,13 +106,26 @@ def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Or
     if source is None or target is None:
         raise UserError(f"{folder} is for many languages: pass two of them with --src-lang and --tgt-lang")
     rows = read_object(folder / CONFIG_FILE).get("vocab_size", 0)
-    vocabulary = read_m2m100_vocabulary(AutoTokenizer.from_pretrained(folder), files, rows, folder)
+    whole = vocabulary = read_m2m100_vocabulary(AutoTokenizer.from_pretrained(folder), files, rows, folder)
+    kept = list(range(whole.vocab_size))
+    if settings.keep_text:
+        texts = (list(read_lines(file)) for file in settings.keep_text)
+        files, kept = cut_vocabulary(whole, texts)
+        vocabulary = wrap_m2m100(files, [whole.entries[i] for i in kept])
+        found = f"{len(kept):,} of {len(whole.entries):,} entries, which are all that the text needs, stay"
+        show([Check(name="vocabulary", found=found)])
     direction = Direction(
         source_language=source, target_language=target, tags=vocabulary.tags_between(source, target)
     )
     info = _described(settings, read_m2m100_config(folder, vocabulary), vocabulary, [direction])
-    peer = HuggingFacePeer(folder, device, vocabulary, info)
-    _drop_surplus(peer, rows - vocabulary.vocab_size, (vocabulary.vocab_size, 0), show)
+    with TemporaryDirectory() as own:
+        for name, content in {**files, CONFIG_FILE: (folder / CONFIG_FILE).read_bytes()}.items():
+            Path(own, name).write_bytes(content)
+        peer = HuggingFacePeer(folder, device, vocabulary, info, tokenizer_folder=Path(own))
+    if settings.keep_text:
+        embedding = peer.model.get_input_embeddings().weight.data
+        embedding[: len(kept)] = embedding[kept]
+    _drop_surplus(peer, rows - whole.vocab_size, (len(kept), 0), show)
     peer.tokenizer.clean_up_tokenization_spaces = False
     return info, vocabulary, dict(peer.model.state_dict()), peer
 
@@ -138,12 +155,17 @@ def _of_marianmt(settings: ImportSettings, device: torch.device, show: Show) -> 
 
 
 def _drop_surplus(peer: HuggingFacePeer, surplus: int, rows: tuple[int, int], show: Show) -> None:
-    """Drop rows of the embeddings, of sources and of targets, beyond these numbers."""
+    """Drop rows of the embeddings, of sources and of targets, beyond these numbers.
+
+    Args:
+        surplus: number of dropped rows without an entry in the vocabulary.
+    """
+    if peer.model.config.vocab_size > rows[0]:
+        peer.model.resize_token_embeddings(rows[0])
+    if rows[1] and surplus:
+        peer.model.resize_decoder_token_embeddings(rows[1])
     if not surplus:
         return
-    peer.model.resize_token_embeddings(rows[0])
-    if rows[1]:
-        peer.model.resize_decoder_token_embeddings(rows[1])
     found = f"{surplus:,} without an entry in the vocabulary were dropped, and so was their probability"
     show([Check(name="surplus rows", found=found)])
 

@@ -41,7 +41,7 @@ class M2M100Vocabulary(SpelledTokenizer):
         taken = set(fixed)
         pieces = [*fixed, *(name for name in entries if name not in taken)]
         super().__init__(content, "SentencePiece of M2M100 or NLLB", files[MODEL_FILE], pieces, tags)
-        self.files = files
+        self.files, self.entries = files, tuple(entries)
         ids = [number[name] for name in pieces]
         self.their_ids = (ids, ids)
         """Id in their folder of each entry, for sources and targets."""
