@@ -72,9 +72,7 @@ def m2m100_model(model: Transformer, vocabulary: Vocabulary) -> "M2M100ForCondit
 def m2m100_tokenizer_files(vocabulary: M2M100Vocabulary, direction: Direction) -> dict[str, str | bytes]:
     """Return the files of the tokenizer as they came; only the languages that it begins with may be other ones."""
     config = json.loads(vocabulary.files[TOKENIZER_CONFIG_FILE])
-    languages = {
-        name: code.strip("_") for name, code in zip(("src_lang", "tgt_lang"), direction.tags, strict=True)
-    }
+    languages = {name: code.strip("_") for name, code in zip(("src_lang", "tgt_lang"), direction.tags, strict=True)}
     if languages.items() <= config.items():
         return {**vocabulary.files}
     return {**vocabulary.files, TOKENIZER_CONFIG_FILE: json.dumps(config | languages, indent=2) + "\n"}

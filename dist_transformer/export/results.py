@@ -109,7 +109,9 @@ class Export:
             dev_name=dev_name,
             splits=settings.to == "marian" and splits_text(tokenizer),
             files=[*tokenizer_files(tokenizer).items()],
-            front=language_code(*info.direction.tags) if tokenizer.source.library == "sentencepiece" and not begin else "",
+            front=language_code(*info.direction.tags)
+            if tokenizer.source.library == "sentencepiece" and not begin
+            else "",
             fronts=fronts,
             begin=begin,
             length_penalty=LENGTH_PENALTY,

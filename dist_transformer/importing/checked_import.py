@@ -114,9 +114,7 @@ def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Or
         vocabulary = wrap_m2m100(files, [whole.entries[i] for i in kept])
         found = f"{len(kept):,} of {len(whole.entries):,} entries, which are all that the text needs, stay"
         show([Check(name="vocabulary", found=found)])
-    direction = Direction(
-        source_language=source, target_language=target, tags=vocabulary.tags_between(source, target)
-    )
+    direction = Direction(source_language=source, target_language=target, tags=vocabulary.tags_between(source, target))
     info = _described(settings, read_m2m100_config(folder, vocabulary), vocabulary, [direction])
     with TemporaryDirectory() as own:
         for name, content in {**files, CONFIG_FILE: (folder / CONFIG_FILE).read_bytes()}.items():

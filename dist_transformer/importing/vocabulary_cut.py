@@ -14,6 +14,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from dist_transformer.data.vocabulary.m2m100 import MODEL_FILE, M2M100Vocabulary
 from dist_transformer.data.vocabulary.segmentation import merge
 
+
 def cut_vocabulary(vocabulary: M2M100Vocabulary, texts: Iterable[Sequence[str]]) -> tuple[dict[str, bytes], list[int]]:
     """Return the files of a tokenizer without the entries that no text needs, and the ids of the entries that stay."""
     used = {token for lines in texts for row in vocabulary.encode_batch(lines) for token in row}
@@ -23,9 +24,7 @@ def cut_vocabulary(vocabulary: M2M100Vocabulary, texts: Iterable[Sequence[str]])
     del model.pieces[:]
     model.pieces.extend(rest)
     model.trainer_spec.vocab_size = len(rest)
-    stays = [
-        token for token, piece in enumerate(vocabulary.pieces) if token < vocabulary.first_piece or piece in kept
-    ]
+    stays = [token for token, piece in enumerate(vocabulary.pieces) if token < vocabulary.first_piece or piece in kept]
     ids = sorted(vocabulary.their_ids[0][token] for token in stays)
     spelled = dict(zip(vocabulary.their_ids[0], vocabulary.pieces, strict=True))
     numbers = {spelled[old]: new for new, old in enumerate(ids)}

@@ -197,7 +197,9 @@ def encode_pairs(
     front, target_front = tokenizer.fronts(tags)
     source_ids = tokenizer.source.encode_batch(list(sources))
     target_ids = tokenizer.target.encode_batch(list(targets))
-    return [([*front, *source], [*target_front, *target]) for source, target in zip(source_ids, target_ids, strict=True)]
+    return [
+        ([*front, *source], [*target_front, *target]) for source, target in zip(source_ids, target_ids, strict=True)
+    ]
 
 
 def not_finite(what: str) -> UserError:
