@@ -1,7 +1,7 @@
 """Conversion to Hugging Face's `M2M100ForConditionalGeneration`, the network of M2M100 and NLLB.
 
-It has pre-norm, sinusoids that begin with position 2, and a decoder that begins with `</s>` and the code of the target's
-language. Its parameters have Marian's names, and its order of the residual dimension.
+It has pre-norm, sinusoids that begin with position 2, and a decoder that begins with `</s>` and the code of the
+target's language. Its parameters have Marian's names and Marian's order of the residual dimension.
 """
 
 import json

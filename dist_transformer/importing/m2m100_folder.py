@@ -1,7 +1,6 @@
 """Reading of Hugging Face's folders of M2M100 and NLLB: configuration and vocabulary, as ours."""
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 

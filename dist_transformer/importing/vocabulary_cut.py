@@ -1,7 +1,7 @@
 """Cut of a vocabulary of M2M100 or NLLB to the entries that some text needs; texts of these entries keep their pieces.
 
-BPE merges two pieces at a time, so the pieces that a needed one is merged from stay, too. Without the others, every step
-still chooses the merge that it chose before, because that one is left. Entries keep their order.
+BPE merges two pieces at a time, so the pieces that a needed one is merged from stay, too. Without the others, every
+step still chooses the merge that it chose before, because that one is left. Entries keep their order.
 """
 
 import json

@@ -53,7 +53,7 @@ class M2M100Vocabulary(SpelledTokenizer):
     def fronts(self, tags: Sequence[str]) -> tuple[list[int], list[int]]:
         if len(tags) != 2:
             raise UserError(
-                f"a direction of M2M100 or NLLB has two tags, the codes of its languages, not {' '.join(tags) or 'none'}: "
+                f"the vocabulary needs two tags, the codes of both languages, not {' '.join(tags) or 'none'}: "
                 f"pass two of {', '.join(self.codes[:3])}, …"
             )
         source, target = self.tag_ids(tags)
