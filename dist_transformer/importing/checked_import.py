@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import leaving_at_sigterm
+from dist_transformer.base.files import leaving_at_sigterm, write_file
 from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.plain import read_object
 from dist_transformer.config.settings import ModelConfig
@@ -118,7 +118,7 @@ def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Or
     info = _described(settings, read_m2m100_config(folder, vocabulary), vocabulary, [direction])
     with TemporaryDirectory() as own:
         for name, content in {**files, CONFIG_FILE: (folder / CONFIG_FILE).read_bytes()}.items():
-            Path(own, name).write_bytes(content)
+            write_file(Path(own, name), content)
         peer = HuggingFacePeer(folder, device, vocabulary, info, tokenizer_folder=Path(own))
     if settings.keep_text:
         embedding = peer.model.get_input_embeddings().weight.data
