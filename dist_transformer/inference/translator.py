@@ -39,7 +39,7 @@ class ScoredText:
     """One line: line breaks are spaces."""
     score: float
     tokens: tuple[int, ...]
-    """Ids without special tokens; for a split line, those of all parts."""
+    """Ids without special tokens, a tag of the target first; for a split line, those of all parts."""
     is_cut: bool = False
     """Whether it, or a part of it, reached the maximum length and would have continued."""
 
@@ -316,10 +316,7 @@ class Translator:
                     raise not_finite("a translation")
                 texts = [
                     ScoredText(
-                        text=self._text_of(one.tokens),
-                        score=one.score,
-                        tokens=tuple(one.tokens[len(self.target_tag_ids) :]),
-                        is_cut=one.is_cut,
+                        text=self._text_of(one.tokens), score=one.score, tokens=tuple(one.tokens), is_cut=one.is_cut
                     )
                     for one in hypotheses
                 ]
