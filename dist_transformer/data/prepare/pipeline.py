@@ -369,7 +369,7 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
         report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} per sentence (the special token included)")
     if index.source_tags:
-        report(f"tags: {' '.join(index.source_tags)} in front of every {index.source_language} sentence")
+        report(f"tags of every pair: {' '.join(index.source_tags)}")
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset, why = preset_for(train.pairs, on_gpu=has_gpu())
