@@ -268,3 +268,13 @@ def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
         assert one == other
     sizes = [(path / MODEL_FILE).stat().st_size for path in (folder, tmp_path / "hf")]
     assert sizes[1] < sizes[0]
+
+
+@pytest.mark.slice(name="exports")
+def test_a_network_of_the_size_of_nllb(toy_lines: Lines, tmp_path: Path) -> None:
+    """The network of 600M, with a vocabulary of 300 pieces."""
+    write_folder(tmp_path / "theirs", toy_lines[0], "nllb", layers=12, width=1024, heads=16, ffn=4096)
+    bring_in(tmp_path / "theirs", tmp_path / "ours")
+    for to in ("hf", "ctranslate2"):
+        settings = ExportSettings(model=tmp_path / "ours", to=to, out=tmp_path / to)
+        export_model(settings, CPU, progress=SILENT, show=list)

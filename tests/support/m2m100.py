@@ -48,7 +48,8 @@ def write_folder(
         for name, parameter in model.named_parameters():
             if "shared" not in name:
                 # At these sizes, outputs do not repeat one token, and some end.
-                parameter.add_(torch.randn_like(parameter) * (0.6 if parameter.dim() == 2 else 0.05))
+                size = 0.6 * (32 / shape["width"]) ** 0.5 if parameter.dim() == 2 else 0.05
+                parameter.add_(torch.randn_like(parameter) * size)
         shared = model.model.shared.weight
         shared.mul_(8)
         shared[1] = 0
