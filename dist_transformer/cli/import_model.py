@@ -30,7 +30,7 @@ from dist_transformer.run.outputs import claim_folder
 
 def main() -> None:
     settings = parse(ImportSettings, Page(text=__doc__))
-    claim_folder(settings.out, "--out", (settings.folder, settings.source))
+    claim_folder(settings.out, "--out", (settings.folder, settings.source, *settings.keep_text))
 
     from dist_transformer.importing.checked_import import import_model
 

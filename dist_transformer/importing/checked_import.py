@@ -1,5 +1,6 @@
 """Import of a published model: nothing is written unless our model gives the same outputs as theirs."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,10 +71,12 @@ def import_model(settings: ImportSettings, device: torch.device, *, progress: tq
     progress.set_description_str("reading")
     # Marian's processes end with ours.
     with leaving_at_sigterm():
-        if not (settings.folder / CONFIG_FILE).exists():
-            original = _of_marian(settings)
-        elif read_object(settings.folder / CONFIG_FILE).get("model_type") == MODEL_TYPE:
+        if read_object(settings.folder / CONFIG_FILE).get("model_type") == MODEL_TYPE:
             original = _of_m2m100(settings, device, show)
+        elif settings.keep_text:
+            raise UserError(f"keep_text is for M2M100 and NLLB, and {named} is another model: leave --keep-text out")
+        elif not (settings.folder / CONFIG_FILE).exists():
+            original = _of_marian(settings)
         else:
             original = _of_marianmt(settings, device, show)
         info, vocabulary, weights, peer = original
@@ -97,8 +100,6 @@ def import_model(settings: ImportSettings, device: torch.device, *, progress: tq
 def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Original:
     """Load a folder of M2M100 or NLLB."""
     require_library("transformers")
-    from transformers import AutoTokenizer
-
     folder = settings.folder
     named, files = read_tokenizer_config(folder), read_m2m100_files(folder)
     source = settings.source_language or named.get("src_lang")
@@ -106,11 +107,11 @@ def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Or
     if source is None or target is None:
         raise UserError(f"{folder} is for many languages: pass two of them with --src-lang and --tgt-lang")
     rows = read_object(folder / CONFIG_FILE).get("vocab_size", 0)
-    whole = vocabulary = read_m2m100_vocabulary(AutoTokenizer.from_pretrained(folder), files, rows, folder)
+    whole = vocabulary = read_m2m100_vocabulary(folder, files, rows)
     kept = list(range(whole.vocab_size))
     if settings.keep_text:
-        texts = (list(read_lines(file)) for file in settings.keep_text)
-        files, kept = cut_vocabulary(whole, texts)
+        lines = itertools.chain.from_iterable(map(read_lines, settings.keep_text))
+        files, kept = cut_vocabulary(whole, lines)
         vocabulary = wrap_m2m100(files, [whole.entries[i] for i in kept])
         found = f"{len(kept):,} of {len(whole.entries):,} entries, which are all that the text needs, stay"
         show([Check(name="vocabulary", found=found)])

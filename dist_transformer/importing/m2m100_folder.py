@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
@@ -16,7 +15,7 @@ from dist_transformer.model_folder import CONFIG_FILE
 MODEL_TYPE = "m2m_100"
 
 _REMEDY = "use a whole folder of M2M100 or NLLB, as it is published"
-_OTHER_FILES = ("vocab.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+_OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 
 
 def read_m2m100_files(folder: Path) -> dict[str, bytes]:
@@ -26,14 +25,16 @@ def read_m2m100_files(folder: Path) -> dict[str, bytes]:
         UserError: one is missing, or the tokenizer puts languages behind texts.
     """
     path = folder / TOKENIZER_CONFIG_FILE
-    legacy = read_json(path, remedy=_REMEDY).get("legacy_behaviour")
-    refuse_lacks(path, {"legacy_behaviour, with a source's language behind its </s>": bool(legacy)})
-    files = {name: read_bytes(folder / name, _REMEDY) for name in (MODEL_FILE, TOKENIZER_CONFIG_FILE)}
+    named = read_json(path, remedy=_REMEDY)
+    legacy = bool(named.get("legacy_behaviour"))
+    refuse_lacks(path, {"legacy_behaviour, with a source's language behind its </s>": legacy})
+    table = "vocab.json" if named.get("tokenizer_class") == "M2M100Tokenizer" else "tokenizer.json"
+    files = {name: read_bytes(folder / name, _REMEDY) for name in (MODEL_FILE, TOKENIZER_CONFIG_FILE, table)}
     return files | {name: read_bytes(folder / name, _REMEDY) for name in _OTHER_FILES if (folder / name).exists()}
 
 
-def read_m2m100_vocabulary(tokenizer: Any, files: dict[str, bytes], rows: int, folder: Path) -> M2M100Vocabulary:
-    """Make a vocabulary of a tokenizer that transformers loaded.
+def read_m2m100_vocabulary(folder: Path, files: dict[str, bytes], rows: int) -> M2M100Vocabulary:
+    """Make a vocabulary of a tokenizer, whose entries transformers names.
 
     Args:
         rows: rows of the embedding, of which the last ones may have no entry.
@@ -41,6 +42,13 @@ def read_m2m100_vocabulary(tokenizer: Any, files: dict[str, bytes], rows: int, f
     Raises:
         UserError: it cannot be used.
     """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    # Each file has errors of its own.
+    except Exception as error:
+        raise UserError(f"transformers cannot load the tokenizer of {folder} ({error!s:.200}): {_REMEDY}") from None
     names = tokenizer.convert_ids_to_tokens(list(range(rows)))
     # M2M100Tokenizer gives <unk> for numbers that no entry has, and NllbTokenizer None.
     known = itertools.takewhile(

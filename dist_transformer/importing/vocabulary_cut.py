@@ -4,8 +4,9 @@ BPE merges two pieces at a time, so the pieces that a needed one is merged from 
 step still chooses the merge that it chose before, because that one is left. Entries keep their order.
 """
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -14,10 +15,14 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from dist_transformer.data.vocabulary.m2m100 import MODEL_FILE, M2M100Vocabulary
 from dist_transformer.data.vocabulary.segmentation import merge
 
+_LINES_AT_ONCE = 10_000
 
-def cut_vocabulary(vocabulary: M2M100Vocabulary, texts: Iterable[Sequence[str]]) -> tuple[dict[str, bytes], list[int]]:
-    """Return the files of a tokenizer without the entries that no text needs, and the ids of the entries that stay."""
-    used = {token for lines in texts for row in vocabulary.encode_batch(lines) for token in row}
+
+def cut_vocabulary(vocabulary: M2M100Vocabulary, lines: Iterable[str]) -> tuple[dict[str, bytes], list[int]]:
+    """Return the files of a tokenizer without the entries that no line needs, and the ids of the entries that stay."""
+    remaining, used = iter(lines), set[int]()
+    while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
+        used.update(itertools.chain.from_iterable(vocabulary.encode_batch(chunk)))
     model = ModelProto.FromString(vocabulary.files[MODEL_FILE])
     kept = _with_parts({vocabulary.pieces[token] for token in used}, {one.piece: -one.score for one in model.pieces})
     rest = [one for one in model.pieces if one.type != ModelProto.SentencePiece.NORMAL or one.piece in kept]

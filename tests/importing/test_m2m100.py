@@ -242,6 +242,20 @@ def test_what_ours_cannot_express_is_refused_by_name(
         bring_in(tmp_path / "theirs", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "tokenizer.json cannot be read"), ("{}", "transformers cannot load the tokenizer of")],
+)
+def test_a_folder_without_a_tokenizer_is_refused(
+    toy_lines: Lines, tmp_path: Path, content: str | None, message: str
+) -> None:
+    write_folder(tmp_path / "theirs", toy_lines[0], "nllb", pieces=100)
+    path = tmp_path / "theirs" / "tokenizer.json"
+    path.unlink() if content is None else path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        bring_in(tmp_path / "theirs", tmp_path / "out")
+
+
 def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
     family: str, folder: Path, ours: Path, toy_lines: Lines, tmp_path: Path
 ) -> None:
