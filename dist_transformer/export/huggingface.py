@@ -113,7 +113,7 @@ class HuggingFacePeer:
         if isinstance(tokenizer, M2M100Vocabulary):
             self.tokenizer.src_lang, target = (tag.strip("_") for tag in info.direction.tags)
             self.tokenizer.tgt_lang = target
-            self.begin.append(self.tokenizer.convert_tokens_to_ids(info.direction.tags[1]))
+            self.begin.append(cast(int, self.tokenizer.convert_tokens_to_ids(info.direction.tags[1])))
             # Otherwise `</s>` in a text is the end of the text.
             self.tokenizer.split_special_tokens = True
             self.normalize = tokenizer.normalize
