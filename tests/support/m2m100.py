@@ -47,8 +47,8 @@ def write_folder(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "shared" not in name:
-                # At these sizes, outputs do not repeat one token, and some end.
-                size = 0.6 * (32 / shape["width"]) ** 0.5 if parameter.dim() == 2 else 0.05
+                # At these sizes, outputs do not repeat one token, and some end. Deeper networks enlarge rounding.
+                size = 1.2 / shape["layers"] * (32 / shape["width"]) ** 0.5 if parameter.dim() == 2 else 0.05
                 parameter.add_(torch.randn_like(parameter) * size)
         shared = model.model.shared.weight
         shared.mul_(8)
