@@ -16,7 +16,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID
-from dist_transformer.export import checked_export, gate, libraries
+from dist_transformer.export import gate, libraries
 from dist_transformer.export.checked_export import export_model
 from dist_transformer.export.libraries import ExportSettings
 from dist_transformer.importing import checked_import, m2m100_folder
@@ -287,10 +287,6 @@ def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
 @pytest.mark.slice(name="exports")
 def test_a_network_of_the_size_of_nllb(toy_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network of 600M, with a vocabulary of 300 pieces."""
-    for module, name in ((checked_import, "READ_LINES"), (checked_export, "BUILT_IN_LINES")):
-        monkeypatch.setattr(module, name, 5)
+    monkeypatch.setattr(checked_import, "READ_LINES", 5)
     write_folder(tmp_path / "theirs", toy_lines[0], "nllb", layers=12, width=1024, heads=16, ffn=4096)
     bring_in(tmp_path / "theirs", tmp_path / "ours")
-    for to in ("hf", "ctranslate2"):
-        settings = ExportSettings(model=tmp_path / "ours", to=to, out=tmp_path / to)
-        export_model(settings, CPU, progress=SILENT, show=list)
