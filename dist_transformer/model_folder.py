@@ -44,7 +44,7 @@ CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CARD_FILE = "config.json", "model.saf
 _REMEDY = "write the folder again with dist-transformer average"
 _OF_ANOTHER_LIBRARY = (
     "only models that dist-transformer wrote are read, so train one with dist-transformer train, or convert a "
-    "MarianMT folder with dist-transformer import"
+    "folder of transformers with dist-transformer import"
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHARE = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")

@@ -6,6 +6,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.directions import Direction, tag_caution
 from dist_transformer.data.folder.reader import read_index
 from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.model_folder import read_model_info
 
 
@@ -18,6 +19,9 @@ def preparation_caution(settings: PrepareSettings) -> str | None:
         known += read_model_info(tokenizer.parent).all_directions
     with contextlib.suppress(UserError):
         known.append(read_index(tokenizer.parent).direction)
+    if not known:
+        return None
     source, target = settings.languages
-    own = Direction(source_language=source, target_language=target, tags=settings.source_tags)
+    tags = settings.tags_with(load_vocabulary(tokenizer))
+    own = Direction(source_language=source, target_language=target, tags=tags)
     return tag_caution(known, own, place=tokenizer.parent, text=settings.training_sources[0].name)

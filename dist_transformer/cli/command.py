@@ -27,7 +27,7 @@ COMMANDS = {
     "translate": "stdin → stdout, or files of any size → a file",
     "evaluate": "test set or hypotheses → BLEU, chrF, TER",
     "score": "log-probabilities of given translations",
-    "import": "MarianMT folder of transformers → model folder",
+    "import": "model of transformers or Marian → model folder",
     "export": "model folder → transformers or CTranslate2",
     "serve": "a local web page to try one or two models",
     "pictures": "draw the Transformer's parts and a model's attention",

@@ -5,7 +5,8 @@ dist-transformer export --model MODEL --to ctranslate2 --quantize int8 --src dev
 dist-transformer export --model MODEL --to hf --push ORG/NAME --out OUT
 dist-transformer export --model MODEL --to marian --marian marian/bin/pymarian --out OUT
 
---to hf: AutoModelForSeq2SeqLM and AutoTokenizer load the folder, with transformers 4.57 and later or 5. --to
+--to hf: AutoModelForSeq2SeqLM and AutoTokenizer load the folder, with transformers 4.57 and later or 5; a model that
+was imported from M2M100 or NLLB has their class and tokenizer again. --to
 ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.json. --to marian: a model.npz, its
 vocabularies and decoder.yml, of a model that was imported from Marian, or trained with a SentencePiece vocabulary and
 --model.begin-with-zeros true --model.positions sinusoidal_t2t --model.norm-epsilon 1e-6.

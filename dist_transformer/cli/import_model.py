@@ -1,7 +1,8 @@
-"""Convert a published model to a model folder: one of Hugging Face's MarianMTModel, or of Marian in C++.
+"""Convert a published model to a model folder: MarianMT, M2M100 or NLLB of Hugging Face, or one of Marian in C++.
 
 dist-transformer import opus-mt-en-de --out MODEL
 dist-transformer import Helsinki-NLP/opus-mt-en-de --out MODEL
+dist-transformer import facebook/nllb-200-distilled-600M --src-lang eng_Latn --tgt-lang deu_Latn --out MODEL
 dist-transformer import marian/decoder.yml --src-lang en --tgt-lang de --out MODEL
 
 transformers or Marian loads the original, and its results are compared with those of the new model, on 1,000 lines of
@@ -15,7 +16,7 @@ its training.
 A name that is no folder here, such as Helsinki-NLP/opus-mt-en-de, is that of a model of Hugging Face's hub, which is
 downloaded to its cache.
 
-A folder of MarianMTModel needs transformers: in the clone, pip install -e '.[export]'. A model of Marian needs Marian:
+A folder of transformers needs transformers: in the clone, pip install -e '.[export]'. A model of Marian needs Marian:
 pip install pymarian, in an environment of its own. decoder.yml names model.npz and its vocabularies, .spm, or .yml with
 source.spm and target.spm beside model.npz.
 """
@@ -29,7 +30,7 @@ from dist_transformer.run.outputs import claim_folder
 
 def main() -> None:
     settings = parse(ImportSettings, Page(text=__doc__))
-    claim_folder(settings.out, "--out", (settings.folder, settings.source))
+    claim_folder(settings.out, "--out", (settings.folder, settings.source, *settings.keep_text))
 
     from dist_transformer.importing.checked_import import import_model
 

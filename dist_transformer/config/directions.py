@@ -21,7 +21,8 @@ class Direction:
     source_language: str
     target_language: str
     tags: tuple[str, ...] = ()
-    """Tags in front of every source sentence, in this order."""
+    """Tags in front of every source sentence, in this order; vocabularies of M2M100 put the last one in front of every
+    target."""
 
     @property
     def name(self) -> str:

@@ -63,6 +63,8 @@ class ModelConfig:
     """Added to the variance in LayerNorm; Marian has 1e-6."""
     positions: Annotated[str, POSITIONS] = "sinusoidal"
     """sinusoidal: those of the paper; sinusoidal_t2t: those of tensor2tensor, fairseq and Marian; learned: a table."""
+    first_position: int = setting(0, **OMIT_DEFAULT)
+    """Position of the first token in the table of sinusoids; M2M100 and NLLB have 2."""
     attention: Annotated[str, ATTENTIONS] = setting("softmax", **OMIT_DEFAULT)
     """softmax: as in the paper; registered variants change its scores."""
     max_positions: int = 1024
@@ -76,6 +78,8 @@ class ModelConfig:
     """Begin the decoder with the vector of <pad> instead of that of <s>, as Marian's published models do."""
     begin_with_zeros: bool = setting(False, **OMIT_DEFAULT)
     """Begin the decoder with a vector of zeros, as Marian does, instead of that of <s>."""
+    begin_with_end: bool = setting(False, **OMIT_DEFAULT)
+    """Begin the decoder with the vector of </s> instead of that of <s>, as M2M100 and NLLB do."""
     embedding_init: Literal["xavier", "normal"] = "normal"
     """xavier: uniform by fan; normal: N(0, 1 / width)."""
     vocab_size: int = 0
@@ -93,8 +97,12 @@ class ModelConfig:
             remedy = f"it must be a multiple of heads ({self.heads}), or set head_width"
             require(self.width % self.heads == 0, "width", self.width, remedy)
         require(self.width % 2 == 0, "width", self.width, "it must be even, because sine and cosine take half each")
-        require(not (self.begin_with_pad and self.begin_with_zeros), "begin_with_pad", True, "begin_with_zeros is set")
-        require_not_negative(self, "vocab_size", "target_vocab_size")
+        begins = [name for name in ("begin_with_pad", "begin_with_zeros", "begin_with_end") if getattr(self, name)]
+        for name in begins[1:]:
+            require(False, begins[0], True, f"{name} is set")
+        require_not_negative(self, "vocab_size", "target_vocab_size", "first_position")
+        remedy = "a learned table begins with the first token: leave first_position out"
+        require(not self.first_position or self.positions != "learned", "positions", self.positions, remedy)
         if self.target_vocab_size:
             remedy = "two vocabularies cannot share all three matrices: use target or none"
             require(self.tie_embeddings != "all", "tie_embeddings", self.tie_embeddings, remedy)

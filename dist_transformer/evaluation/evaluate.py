@@ -190,12 +190,12 @@ def reference_nll(
     Args:
         model: model in evaluation mode.
         pairs: source and reference lines, the same on every rank.
-        tags: tags in front of every source.
+        tags: tags of the direction.
     """
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     encoded = encode_pairs(tokenizer, sources, targets, tags)
     ids = [pair for pair in encoded if max(map(len, pair)) <= longest_line(model)]
-    scores = score_ids(model, ids, device=model.device)
+    scores = score_ids(model, ids, given=len(tokenizer.fronts(tags)[1]), device=model.device)
     values = [value for score in scores for value in score.token_log_probabilities]
     # fsum does not depend on the order, and therefore not on the number of ranks.
     return -math.fsum(values) / len(values) if values else math.nan

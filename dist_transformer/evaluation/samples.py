@@ -90,7 +90,8 @@ def make_samples(
     samples: list[Sample] = []
     maps = 0
     for i in (place * len(sources) // count for place in range(count)):
-        source, target = translator.source_ids(sources[i]), tokenizer.target.encode(hypotheses[i])
+        source = translator.source_ids(sources[i])
+        target = [*translator.target_tag_ids, *tokenizer.target.encode(hypotheses[i])]
         attention = None
         if maps < with_attention and max(len(source), len(target)) < longest:
             attention = _mean_of_heads(translator, source, target)

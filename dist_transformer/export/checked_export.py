@@ -15,9 +15,12 @@ from dist_transformer.base.checks import Check
 from dist_transformer.base.files import folder_beside, make_folder, move, refuse_content, sync, write_file
 from dist_transformer.export.ctranslate2 import CTranslate2Peer, refuse_what_ctranslate2_lacks, write_ctranslate2
 from dist_transformer.export.gate import SEED, Gate, Show, dev_text, refuse_failed
-from dist_transformer.export.huggingface import HuggingFacePeer, write_huggingface
+from dist_transformer.export.huggingface import (
+    HuggingFacePeer,
+    refuse_what_transformers_lacks,
+    write_huggingface,
+)
 from dist_transformer.export.libraries import LIBRARIES, Exported, ExportSettings, Target, in_batches, require_library
-from dist_transformer.export.marian import refuse_what_marian_lacks
 from dist_transformer.export.marian_files import refuse_what_the_program_lacks, write_marian
 from dist_transformer.export.marian_program import MarianPeer, find_program, load_marian
 from dist_transformer.export.results import Export
@@ -36,7 +39,7 @@ BUILT_IN_LINES = 60
 # Rough cost of a line by our beam search and theirs, in units of a greedy search.
 _OURS, _THEIRS = 2, 4
 _TARGETS: dict[Target, tuple[Callable[..., None], Callable[..., None], Callable[..., Exported]]] = {
-    "hf": (refuse_what_marian_lacks, write_huggingface, HuggingFacePeer),
+    "hf": (refuse_what_transformers_lacks, write_huggingface, HuggingFacePeer),
     "ctranslate2": (refuse_what_ctranslate2_lacks, write_ctranslate2, CTranslate2Peer),
     "marian": (refuse_what_the_program_lacks, write_marian, load_marian),
 }

@@ -109,6 +109,8 @@ def save_for_ctranslate2(model: Transformer, pieces: Pieces, out: Path, *, quant
     spec.register_target_vocabulary(list(pieces[1]))
     # Its other defaults are ours: special tokens, scaled embeddings, a decoder that begins with <s>, no further </s>.
     spec.config.layer_norm_epsilon = config.norm_epsilon
+    if config.begin_with_end:
+        spec.config.decoder_start_token = _END
     spec.validate()
     # This also stores a tied matrix only once.
     spec.optimize(quantization=quantization)
@@ -150,6 +152,7 @@ def translate_ids(
     *,
     longest: int,
     tags: Sequence[str] = (),
+    begin: Sequence[str] = (),
     max_batch_tokens: int = 2048,
     **search: float,
 ) -> list[list[int]]:
@@ -158,11 +161,13 @@ def translate_ids(
     Args:
         longest: most tokens per output.
         tags: tags of the targets' vocabulary, which are never part of an output.
+        begin: tags that every output begins with.
         max_batch_tokens: padded source tokens per batch.
         search: further settings of CTranslate2, such as `beam_size`.
     """
     found = translator.translate_batch(
         [[*(pieces[0][token] for token in source), _END] for source in sources],
+        target_prefix=[list(begin)] * len(sources),
         max_input_length=0,
         max_decoding_length=longest,
         # An output may be empty, as in our search.
@@ -195,8 +200,10 @@ class CTranslate2Peer:
         import ctranslate2
 
         self.longest = longest_output(info.model.max_positions)
-        self.sides, self.front = (tokenizer.source, tokenizer.target), info.direction.tags
+        self.sides = (tokenizer.source, tokenizer.target)
         self.pieces = (tokenizer.source.pieces, tokenizer.target.pieces)
+        fronts = zip(self.pieces, tokenizer.fronts(info.direction.tags), strict=True)
+        self.front, self.begin = ([pieces[token] for token in front] for pieces, front in fronts)
         self.backends = [_open(folder / name, library) for name, library in tokenizer_files(tokenizer).items()]
         self.translator: Any = ctranslate2.Translator(
             str(folder), device=device.type, device_index=device.index or 0, intra_threads=torch.get_num_threads()
@@ -235,8 +242,8 @@ class CTranslate2Peer:
         # Without </s>, which `translate_ids` adds.
         sources = [ids[:-1] for ids in self.encode(lines)]
         search = {"beam_size": BEAM_SIZE, "patience": PATIENCE, "length_penalty": LENGTH_PENALTY}
-        return self.decode(self._search(sources, self.longest, **search))
+        return self.decode([row[len(self.begin) :] for row in self._search(sources, self.longest, **search)])
 
     def _search(self, sources: Sequence[list[int]], longest: int, **search: Any) -> list[list[int]]:
-        tags = self.sides[1].tags
-        return translate_ids(self.translator, self.pieces, sources, longest=longest, tags=tags, **search)
+        how = {"longest": longest, "tags": self.sides[1].tags, "begin": self.begin, **search}
+        return translate_ids(self.translator, self.pieces, sources, **how)

@@ -34,6 +34,8 @@ USUAL_SPREAD = 10.0
 LEAST_IDENTICAL = 0.995
 """Least share of lines with the same greedy output; rounding can change a choice between almost equal tokens."""
 
+_FAR = 1e9
+
 COMPARED_LINES = 1000
 """Most lines of the user's text that are compared. With fewer, a limit of 99.5% of lines means little."""
 SEED = 1
@@ -112,7 +114,7 @@ class Gate:
     def compare(self, dev: DevText, read: DevText) -> list[Check]:
         """Compare the tokenizers on a text, and the models on a part of it."""
         source, target = self.translator.tokenizer.source, self.translator.tokenizer.target
-        prefix, model = self.translator.tag_ids, self.translator.model
+        prefix, begun, model = self.translator.tag_ids, self.translator.target_tag_ids, self.translator.model
         hostile = [*filter(self.peer.reads, HOSTILE)]
         texts = [*filter(self.peer.reads, (*dev.sources, *dev.targets)), *hostile]
         self.progress.reset(len(read.numbers) + len(HOSTILE) + self.later)
@@ -130,7 +132,7 @@ class Gate:
         # The target of each hostile string is the next one.
         sides = ([*read.sources, *hostile], [*read.targets, *hostile[1:], hostile[0]])
         encoded = zip(source.encode_batch(sides[0]), target.encode_batch(sides[1]), strict=True)
-        pairs = [([*prefix, *ids][:room], targets[:room]) for ids, targets in encoded]
+        pairs = [([*prefix, *ids][:room], [*begun, *targets][:room]) for ids, targets in encoded]
         self.progress.set_description_str("log probabilities")
         log_probabilities, allowed = self._log_probabilities(pairs)
         self.progress.set_description_str("greedy")
@@ -166,18 +168,19 @@ class Gate:
         outputs = in_batches(
             lambda part: self.peer.greedy(part, self.longest), sources, [*map(len, sources)], done=self.progress.update
         )
-        model, target = self.translator.model, self.translator.tokenizer.target
+        model, target, begun = self.translator.model, self.translator.tokenizer.target, self.translator.target_tag_ids
         never = [PAD_ID, UNK_ID, BOS_ID, *target.tag_ids(target.tags)]
 
         def gap(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
             logits_TV[:, never] = -torch.inf
-            return logits_TV.amax(1) - logits_TV.gather(1, targets_T[:, None])[:, 0]
+            # A tag is never the most probable one, though outputs may begin with one.
+            return (logits_TV.amax(1) - logits_TV.gather(1, targets_T[:, None])[:, 0]).clamp(max=_FAR)
 
         pairs, same = [*zip(sources, outputs, strict=True)], 0
         for output, gaps in zip(outputs, read_targets(model, pairs, gap, device=model.device), strict=True):
             # An output at the limit may not have ended.
-            compared = gaps if len(output) < self.longest - 1 else gaps[:-1]
-            same += all(each <= allowed for each in compared)
+            compared = gaps[len(begun) :] if len(output) < self.longest - 1 else gaps[len(begun) : -1]
+            same += output[: len(begun)] == begun and all(each <= allowed for each in compared)
         return Check.that(
             same >= LEAST_IDENTICAL * len(outputs),
             name="greedy search",

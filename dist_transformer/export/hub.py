@@ -6,7 +6,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.model_folder import is_hub_name
 
 # What an import reads; repositories also hold the weights of other programs.
-_READ = ["*.json", "*.spm", "*.yml", "*.npz", "*.safetensors", "pytorch_model.bin"]
+_READ = ["*.json", "*.spm", "*.model", "*.yml", "*.npz", "*.safetensors", "pytorch_model*.bin"]
 
 
 def find_folder(path: Path) -> Path:

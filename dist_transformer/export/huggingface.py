@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.files import write_file
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Vocabulary
 from dist_transformer.export.libraries import BEAM_SIZE, LENGTH_PENALTY, IdPair, in_batches, longest_output
-from dist_transformer.export.marian import ids_of, marian_model, ours_of
+from dist_transformer.export.m2m100 import m2m100_model, refuse_what_m2m100_lacks
+from dist_transformer.export.marian import Ids, ids_of, marian_model, ours_of, refuse_what_marian_lacks
 from dist_transformer.export.tokenizer_files import SOURCE_FILE, language_code, transformers_files
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo
@@ -30,20 +32,22 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, i
         info: of one direction.
 
     Raises:
-        UserError: `MarianMTModel` does not support the model.
+        UserError: neither `MarianMTModel` nor `M2M100ForConditionalGeneration` supports the model.
     """
     ids = ids_of(tokenizer, model.config)
-    marian = marian_model(model, tokenizer)
+    theirs = (m2m100_model if model.config.begin_with_end else marian_model)(model, tokenizer)
     _quiet()
-    marian.save_pretrained(folder)
+    theirs.save_pretrained(folder)
+    given = [ids[1][token] for token in tokenizer.fronts(info.direction.tags)[1]]
     search = {
         "num_beams": BEAM_SIZE,
         "length_penalty": LENGTH_PENALTY,
         "max_new_tokens": longest_output(model.config.max_positions),
         # The search continues until no unfinished hypothesis can become the best one.
         "early_stopping": "never",
-        "suppress_tokens": never_chosen(tokenizer, model.config),
-        "decoder_start_token_id": ids[1][BOS_ID],
+        "suppress_tokens": [token for token in never_chosen(tokenizer, model.config) if token not in given],
+        "decoder_start_token_id": _start(ids, model.config),
+        **({"forced_bos_token_id": given[0]} if given else {}),
         "bos_token_id": ids[1][BOS_ID],
         "eos_token_id": ids[1][EOS_ID],
         "pad_token_id": ids[1][PAD_ID],
@@ -51,6 +55,16 @@ def write_huggingface(folder: Path, model: Transformer, tokenizer: Vocabulary, i
     write_file(folder / "generation_config.json", json.dumps(search, indent=2) + "\n")
     for name, content in transformers_files(tokenizer, info).items():
         write_file(folder / name, content)
+
+
+def refuse_what_transformers_lacks(config: ModelConfig) -> None:
+    """Raise a UserError that names a setting that the model of transformers for this one does not support."""
+    (refuse_what_m2m100_lacks if config.begin_with_end else refuse_what_marian_lacks)(config)
+
+
+def _start(ids: Ids, config: ModelConfig) -> int:
+    """Return the id in a folder that its decoder begins with."""
+    return ids[1][EOS_ID if config.begin_with_end else BOS_ID]
 
 
 def never_chosen(tokenizer: Vocabulary, config: ModelConfig) -> list[int]:
@@ -64,12 +78,21 @@ class HuggingFacePeer:
 
     precision = "float32"
 
-    def __init__(self, folder: Path, device: torch.device, tokenizer: Vocabulary, info: ModelInfo) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        tokenizer: Vocabulary,
+        info: ModelInfo,
+        *,
+        tokenizer_folder: Path | None = None,
+    ) -> None:
         """Load the folder.
 
         Args:
             tokenizer: ours, by which its ids are converted.
             info: of one direction.
+            tokenizer_folder: another folder for its tokenizer.
         """
         from transformers import AutoTokenizer
 
@@ -77,16 +100,33 @@ class HuggingFacePeer:
         self.is_marian = (folder / SOURCE_FILE).exists()
         # A MarianTokenizer reads the tag in the text; the other one adds tags itself.
         self.front = language_code(*info.direction.tags) if self.is_marian else ""
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder or folder)
         self.model: Any = _load(folder).to(device).eval()
         self.ids = ids_of(tokenizer, info.model)
         self.ours = [ours_of(side) for side in self.ids]
+        self.begin = [_start(self.ids, info.model)]
+        """Ids that the decoder begins with; the folder has its own name for a language."""
         self.search: dict[str, Any] = {}
         """Settings of greedy search that replace those of the folder."""
+        self.normalize: Callable[[str], str] | None = None
+        """Normalization of M2M100 and NLLB by SentencePiece; None for other models."""
+        if isinstance(tokenizer, M2M100Vocabulary):
+            self.tokenizer.src_lang, target = (tag.strip("_") for tag in info.direction.tags)
+            self.tokenizer.tgt_lang = target
+            self.begin.append(cast(int, self.tokenizer.convert_tokens_to_ids(info.direction.tags[1])))
+            # Otherwise `</s>` in a text is the end of the text.
+            self.tokenizer.split_special_tokens = True
+            self.normalize = tokenizer.normalize
+            # The folder's own cannot exclude the language that it forces.
+            self.search |= {"suppress_tokens": never_chosen(tokenizer, info.model), "forced_bos_token_id": None}
 
     def reads(self, text: str) -> bool:
         # A MarianTokenizer takes `>>de<<` at the beginning for a tag, and no table of SentencePiece removes U+0000.
-        return not (self.is_marian and (text.startswith(">>") or "\0" in text))
+        if self.is_marian:
+            return not (text.startswith(">>") or "\0" in text)
+        # The tokenizer of NLLB in transformers keeps a space at the end, which SentencePiece removes, and a few more.
+        theirs = getattr(self.tokenizer, "backend_tokenizer", None)
+        return self.normalize is None or theirs is None or theirs.normalizer.normalize_str(text) == self.normalize(text)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         rows = self.tokenizer([self.front + line for line in lines], verbose=False)["input_ids"]
@@ -94,7 +134,8 @@ class HuggingFacePeer:
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         rows = [[self.ids[1][token] for token in row] for row in ids]
-        return cast(list[str], self.tokenizer.batch_decode(rows, skip_special_tokens=True))
+        texts = cast(list[str], self.tokenizer.batch_decode(rows, skip_special_tokens=True))
+        return texts if self.normalize is None else [text.strip(" ") for text in texts]
 
     def log_probabilities(self, pairs: Sequence[IdPair]) -> list[list[float]]:
         lengths = [max(map(len, pair)) + 1 for pair in pairs]
@@ -103,6 +144,7 @@ class HuggingFacePeer:
     @torch.inference_mode()
     def _score(self, pairs: Sequence[IdPair]) -> list[list[float]]:
         targets = self._padded([[BOS_ID, *target, EOS_ID] for _, target in pairs], side=1)
+        targets[:, 0] = self.begin[0]
         # Padding follows the tokens, so these do not attend to it.
         inputs = self._inputs([source for source, _ in pairs])
         logits = self.model(**inputs, decoder_input_ids=targets[:, :-1]).logits
@@ -113,7 +155,9 @@ class HuggingFacePeer:
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         # The length penalty and this way of stopping are for beams only.
         search = self.search | {"num_beams": 1, "early_stopping": False, "length_penalty": 1.0}
-        rows = self.model.generate(**self._inputs(sources), max_new_tokens=longest, **search).tolist()
+        inputs = self._inputs(sources)
+        inputs["decoder_input_ids"] = torch.tensor([self.begin] * len(sources), device=self.model.device)
+        rows = self.model.generate(**inputs, max_new_tokens=longest + 1 - len(self.begin), **search).tolist()
         ended = (itertools.takewhile(lambda token: token != self.ids[1][EOS_ID], row[1:]) for row in rows)
         return [[self.ours[1][token] for token in row] for row in ended]
 

@@ -4,6 +4,7 @@ Marian is the paper's post-norm model with one difference: its position vectors 
 the paper interleaves them. The order of the residual dimension is free, so the conversion permutes it.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeGuard
@@ -12,6 +13,7 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from dist_transformer.model.transformer import Transformer
@@ -43,7 +45,7 @@ if their decoder begins with `<pad>`."""
 
 def ids_of(vocabulary: Vocabulary | None, config: ModelConfig) -> Ids:
     """Return the ids of a model in a folder: those of the folder that it was imported from, or else our own."""
-    if is_of_marian(vocabulary, config):
+    if is_of_marian(vocabulary, config) or isinstance(vocabulary, M2M100Vocabulary):
         return vocabulary.their_ids
     return range(config.vocab_size), range(config.output_size)
 
@@ -176,6 +178,10 @@ def marian_parts(model: Transformer) -> dict[str, tuple[torch.Tensor, int | None
                 # A bias has the dimension of the output.
                 out[place] = view, None if kind == "bias" and dim == 1 else dim
     out |= {name: (state[ours], 1) for name, (ours, _) in matrices_of(model.config).items()}
+    for side, kind in itertools.product(("encoder", "decoder"), ("weight", "bias")):
+        # Models with pre-norm, such as M2M100, have these two.
+        if (part := state.get(f"{side}_norm.{kind}")) is not None:
+            out[f"model.{side}.layer_norm.{kind}"] = part, 0
     if "output_bias" in state:
         out[BIAS] = state["output_bias"][None], None
     return out

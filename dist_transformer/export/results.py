@@ -8,6 +8,7 @@ from typing import Any
 from dist_transformer.base.checks import Check
 from dist_transformer.base.markdown import fill_card
 from dist_transformer.config.language_codes import base_language
+from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.evaluation.bleu import Score, corpus_bleu
 from dist_transformer.export.ctranslate2 import PATIENCE, SUPPRESSED, tokenizer_files
@@ -69,6 +70,8 @@ class Export:
         from huggingface_hub import EvalResult, ModelCardData
 
         settings, info, tokenizer, bleu = self.settings, self.info, self.tokenizer, self.bleu(self.outputs)
+        tags = info.direction.tags
+        begin = tags[1:] if isinstance(tokenizer, M2M100Vocabulary) else ()
         name, library = settings.name or settings.out.absolute().name, LIBRARIES[settings.to]
         pair = f"{info.source_language}-{info.target_language}"
         dev_name = "" if settings.source is None else settings.source.name
@@ -106,7 +109,9 @@ class Export:
             dev_name=dev_name,
             splits=settings.to == "marian" and splits_text(tokenizer),
             files=[*tokenizer_files(tokenizer).items()],
-            front=language_code(*info.direction.tags) if tokenizer.source.library == "sentencepiece" else "",
+            front="" if begin or tokenizer.source.library != "sentencepiece" else language_code(*tags),
+            fronts=tags[: len(tags) - len(begin)],
+            begin=begin,
             length_penalty=LENGTH_PENALTY,
             beam=BEAM_SIZE,
             patience=PATIENCE,

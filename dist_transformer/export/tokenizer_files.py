@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, Tokenizer, Vocabulary
+from dist_transformer.export.m2m100 import TOKENIZER_CONFIG_FILE, m2m100_tokenizer_files
 from dist_transformer.export.marian import is_of_marian
 from dist_transformer.model_folder import TOKENIZER_FILE, ModelInfo
 
 SOURCE_FILE = "source.spm"
 """File that only a `MarianTokenizer` has."""
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _END = SPECIALS[EOS_ID]
 
 
@@ -25,6 +26,8 @@ def transformers_files(tokenizer: Vocabulary, info: ModelInfo) -> dict[str, str 
         UserError: it has no tokenizer for these vocabularies, or none that puts these tags in front of a text.
     """
     direction, has_two = info.direction, tokenizer.sizes[1] > 0
+    if isinstance(tokenizer, M2M100Vocabulary):
+        return m2m100_tokenizer_files(tokenizer, direction)
     if not tokenizer.source.library == tokenizer.target.library == "sentencepiece":
         if has_two:
             raise UserError(

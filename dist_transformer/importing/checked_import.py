@@ -1,16 +1,22 @@
 """Import of a published model: nothing is written unless our model gives the same outputs as theirs."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tqdm import tqdm
 
 from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
-from dist_transformer.base.files import leaving_at_sigterm
+from dist_transformer.base.files import leaving_at_sigterm, write_file
 from dist_transformer.config.directions import Direction, worth_stating
+from dist_transformer.config.plain import read_object
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.text.lines import read_lines
+from dist_transformer.data.vocabulary.m2m100 import wrap_m2m100
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
 from dist_transformer.data.vocabulary.tokenizer import show_sizes
 from dist_transformer.export.gate import Gate, Show, dev_text, refuse_failed
@@ -19,8 +25,15 @@ from dist_transformer.export.huggingface import HuggingFacePeer, never_chosen
 from dist_transformer.export.libraries import Peer, require_library
 from dist_transformer.export.marian import residual_order
 from dist_transformer.export.marian_program import MarianPeer, find_program
+from dist_transformer.importing.m2m100_folder import (
+    MODEL_TYPE,
+    read_m2m100_config,
+    read_m2m100_files,
+    read_m2m100_vocabulary,
+)
 from dist_transformer.importing.marian_files import MarianWeights, find_marian_files, read_marian_vocabulary
 from dist_transformer.importing.marian_folder import (
+    Imported,
     our_weights,
     read_config,
     read_tokenizer_config,
@@ -28,6 +41,7 @@ from dist_transformer.importing.marian_folder import (
     refuse_lacks,
 )
 from dist_transformer.importing.settings import ImportSettings
+from dist_transformer.importing.vocabulary_cut import cut_vocabulary
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model.positions import sinusoidal_positions
@@ -41,7 +55,7 @@ MOST_TOKENS = 16
 # Rounding of numbers up to 1 in bf16, which is coarser than fp16.
 _ROUNDING = 2**-8
 
-Original = tuple[ModelInfo, MarianVocabulary, dict[str, torch.Tensor], Peer]
+Original = tuple[ModelInfo, Imported, dict[str, torch.Tensor], Peer]
 """A model of another program: the description of our model of it, its vocabulary, its weights by the names of
 `MarianMTModel.state_dict()`, and the model as its program has loaded it."""
 
@@ -57,11 +71,17 @@ def import_model(settings: ImportSettings, device: torch.device, *, progress: tq
     progress.set_description_str("reading")
     # Marian's processes end with ours.
     with leaving_at_sigterm():
-        is_of_transformers = (settings.folder / CONFIG_FILE).exists()
-        original = _of_transformers(settings, device, show) if is_of_transformers else _of_marian(settings)
+        if read_object(settings.folder / CONFIG_FILE).get("model_type") == MODEL_TYPE:
+            original = _of_m2m100(settings, device, show)
+        elif settings.keep_text:
+            raise UserError(f"keep_text is for M2M100 and NLLB, and {named} is another model: leave --keep-text out")
+        elif not (settings.folder / CONFIG_FILE).exists():
+            original = _of_marian(settings)
+        else:
+            original = _of_marianmt(settings, device, show)
         info, vocabulary, weights, peer = original
         model = our_weights(weights, info.model, vocabulary).to(device)
-        translator = Translator(model, vocabulary, device, Decoding(), tags=vocabulary.source.tags[:1])
+        translator = Translator(model, vocabulary, device, Decoding(), tags=info.all_directions[0].tags)
         dev = dev_text(settings.source, None, translator)
         read = dev.sample(READ_LINES)
         gate = Gate(translator=translator, peer=peer, progress=progress, most=MOST_TOKENS)
@@ -77,7 +97,39 @@ def import_model(settings: ImportSettings, device: torch.device, *, progress: tq
     return info
 
 
-def _of_transformers(settings: ImportSettings, device: torch.device, show: Show) -> Original:
+def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Original:
+    """Load a folder of M2M100 or NLLB."""
+    require_library("transformers")
+    folder = settings.folder
+    named, files = read_tokenizer_config(folder), read_m2m100_files(folder)
+    source = settings.source_language or named.get("src_lang")
+    target = settings.target_language or named.get("tgt_lang")
+    if source is None or target is None:
+        raise UserError(f"{folder} is for many languages: pass two of them with --src-lang and --tgt-lang")
+    rows = read_object(folder / CONFIG_FILE).get("vocab_size", 0)
+    whole = vocabulary = read_m2m100_vocabulary(folder, files, rows)
+    kept = list(range(whole.vocab_size))
+    if settings.keep_text:
+        lines = itertools.chain.from_iterable(map(read_lines, settings.keep_text))
+        files, kept = cut_vocabulary(whole, lines)
+        vocabulary = wrap_m2m100(files, [whole.entries[i] for i in kept])
+        found = f"{len(kept):,} of {len(whole.entries):,} entries, which are all that the text needs, stay"
+        show([Check(name="vocabulary", found=found)])
+    direction = Direction(source_language=source, target_language=target, tags=vocabulary.tags_between(source, target))
+    info = _described(settings, read_m2m100_config(folder, vocabulary), vocabulary, [direction])
+    with TemporaryDirectory() as own:
+        for name, content in {**files, CONFIG_FILE: (folder / CONFIG_FILE).read_bytes()}.items():
+            write_file(Path(own, name), content)
+        peer = HuggingFacePeer(folder, device, vocabulary, info, tokenizer_folder=Path(own))
+    if settings.keep_text:
+        embedding = peer.model.get_input_embeddings().weight.data
+        embedding[: len(kept)] = embedding[kept]
+    _drop_surplus(peer, rows - whole.vocab_size, (len(kept), 0), show)
+    peer.tokenizer.clean_up_tokenization_spaces = False
+    return info, vocabulary, dict(peer.model.state_dict()), peer
+
+
+def _of_marianmt(settings: ImportSettings, device: torch.device, show: Show) -> Original:
     """Load a folder of MarianMT."""
     require_library("transformers")
     vocabulary = read_vocabulary(settings.folder)
@@ -91,12 +143,7 @@ def _of_transformers(settings: ImportSettings, device: torch.device, show: Show)
     config = replace(config, vocab_size=source_rows, target_vocab_size=target_rows)
     info = _info(settings, config, vocabulary)
     peer = HuggingFacePeer(settings.folder, device, vocabulary, info.facing(info.all_directions[0].name))
-    if any(surplus):
-        peer.model.resize_token_embeddings(source_rows)
-        if target_rows:
-            peer.model.resize_decoder_token_embeddings(target_rows)
-        found = f"{sum(surplus):,} without an entry in the vocabulary were dropped, and so was their probability"
-        show([Check(name="surplus rows", found=found)])
+    _drop_surplus(peer, sum(surplus), (source_rows, target_rows), show)
     _make_positions_exact(settings.folder, peer, config)
     # Theirs reads `</s>` in a text as the end of the text. Ours keeps it text, so that is not compared.
     peer.tokenizer.split_special_tokens = True
@@ -104,6 +151,22 @@ def _of_transformers(settings: ImportSettings, device: torch.device, show: Show)
     peer.tokenizer.clean_up_tokenization_spaces = False
     peer.search["suppress_tokens"] = never_chosen(vocabulary, info.model)
     return info, vocabulary, dict(peer.model.state_dict()), peer
+
+
+def _drop_surplus(peer: HuggingFacePeer, surplus: int, rows: tuple[int, int], show: Show) -> None:
+    """Drop rows of the embeddings, of sources and of targets, beyond these numbers.
+
+    Args:
+        surplus: number of dropped rows without an entry in the vocabulary.
+    """
+    if peer.model.config.vocab_size > rows[0]:
+        peer.model.resize_token_embeddings(rows[0])
+    if rows[1] and surplus:
+        peer.model.resize_decoder_token_embeddings(rows[1])
+    if not surplus:
+        return
+    found = f"{surplus:,} without an entry in the vocabulary were dropped, and so was their probability"
+    show([Check(name="surplus rows", found=found)])
 
 
 def _make_positions_exact(folder: Path, peer: HuggingFacePeer, config: ModelConfig) -> None:
@@ -158,8 +221,14 @@ def _info(settings: ImportSettings, config: ModelConfig, vocabulary: MarianVocab
     directions = [Direction(source_language=source, target_language=tag.strip("<>"), tags=(tag,)) for tag in tags] or [
         Direction(source_language=source, target_language=str(target))
     ]
+    return _described(settings, config.for_vocabularies(*vocabulary.sizes), vocabulary, directions)
+
+
+def _described(
+    settings: ImportSettings, config: ModelConfig, vocabulary: Imported, directions: Sequence[Direction]
+) -> ModelInfo:
     return ModelInfo(
-        model=config.for_vocabularies(*vocabulary.sizes),
+        model=config,
         tokenizer_sha256=vocabulary.sha256,
         source_language=directions[0].source_language,
         target_language=directions[0].target_language,

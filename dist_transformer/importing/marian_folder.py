@@ -8,6 +8,7 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import read_json
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.marian import MarianVocabulary, wrap_marian
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from dist_transformer.export.marian import BIAS, Ids, marian_parts, matrices_of, residual_order
@@ -15,10 +16,11 @@ from dist_transformer.export.tokenizer_files import TOKENIZER_CONFIG_FILE
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import CONFIG_FILE
 
+Imported = MarianVocabulary | M2M100Vocabulary
 NEVER = -100.0
 """Bias of the output `<s>`, which their models lack: its probability is below e^-70 wherever theirs matter."""
 
-_ACTIVATIONS: dict[Any, Any] = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
+ACTIVATIONS: dict[Any, Any] = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 _REMEDY = "use a folder of MarianMTModel that transformers wrote"
 # Values that our model has; folders without the setting have them, too.
 _EXPRESSED = {
@@ -72,7 +74,7 @@ def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
     begin, end = vocabulary.their_ids[1][PAD_ID], {ids[EOS_ID] for ids in vocabulary.their_ids}
     lacks = {f"{name} = {values.get(name)!r}": values.get(name, value) != value for name, value in _EXPRESSED.items()}
     lacks |= {
-        f"the activation {activation!r}": activation not in _ACTIVATIONS,
+        f"the activation {activation!r}": activation not in ACTIVATIONS,
         "different numbers of heads in encoder and decoder": heads != values["decoder_attention_heads"],
         "feed-forward layers of different widths in encoder and decoder": ffn_width != values["decoder_ffn_dim"],
         "one embedding and an output apart from it": shares and not is_tied,
@@ -90,7 +92,7 @@ def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
         dropout=values.get("dropout", 0.1),
         attention_dropout=values.get("attention_dropout", 0.0),
         ffn_dropout=values.get("activation_dropout", 0.0),
-        activation=_ACTIVATIONS[activation],
+        activation=ACTIVATIONS[activation],
         max_positions=values["max_position_embeddings"],
         output_bias=True,
         begin_with_pad=True,
@@ -110,8 +112,8 @@ def refuse_lacks(path: Path, lacks: dict[str, bool]) -> None:
         raise UserError(f"{path} has {found}, which a model here cannot express")
 
 
-def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary: MarianVocabulary) -> Transformer:
-    """Make our model of the weights of a folder. `<s>` has the vector of `<pad>`, and is no output.
+def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary: Imported) -> Transformer:
+    """Make our model of the weights of a folder. For MarianMT, `<s>` has the vector of `<pad>`, and is no output.
 
     Args:
         theirs: by the names of `MarianMTModel.state_dict()`.
@@ -120,7 +122,8 @@ def our_weights(theirs: dict[str, torch.Tensor], config: ModelConfig, vocabulary
         UserError: a weight is not finite.
     """
     model = of_marian(theirs, config, vocabulary.their_ids)
-    model.state_dict()["output_bias"][BOS_ID] = NEVER
+    if model.output_bias is not None:
+        model.state_dict()["output_bias"][BOS_ID] = NEVER
     return model
 
 

@@ -129,6 +129,7 @@ class Running:
         fixed_shapes: whether all steps have the same shapes.
         never: tokens that are never chosen, besides `<pad>`, `<unk>` and `<s>`.
         prefixes: texts that the outputs begin with. One with more tokens than the source replaces its length.
+        given: tokens that every output begins with, such as its language. They are not chosen, and cost no probability.
         linear: computes the matrix products of each step.
     """
 
@@ -143,6 +144,7 @@ class Running:
         fixed_shapes: bool = False,
         never: Sequence[int] = (),
         prefixes: Prefixes | None = None,
+        given: Sequence[int] = (),
         linear: Linear = functional.linear,
     ) -> None:
         self.model, self.sources, self.settings, self.device = model, sources, settings, model.device
@@ -162,6 +164,7 @@ class Running:
             fixed_shapes=fixed_shapes,
             linear=linear,
         )
+        self.given = given
         self.tracker: PrefixTracker | None = None
         if prefixes is not None:
             self.tracker = PrefixTracker(prefixes, slots=slots, beam_size=beam_size, device=self.device)

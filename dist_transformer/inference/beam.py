@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from dist_transformer.inference.batches import Running, best_extensions, evaluating
@@ -69,7 +70,7 @@ def beam_search(
         slots: number of sentences to search at a time, in their order; the next one takes the slot of one that ended.
             All steps then have the same shapes, and on CUDA they are a graph. None: all sentences begin together, and
             steps get smaller as sentences end.
-        how: `never`, `prefixes` and `linear` of `Running`.
+        how: `never`, `prefixes`, `given` and `linear` of `Running`.
 
     Returns:
         One list per source, in order. It has fewer than `nbest` hypotheses only if no more exist within the length.
@@ -199,6 +200,12 @@ class _Search(Running):
             ends_only_N=positions_N >= beams.limit_N,
             adjust=self.adjustment(rows=rows),
         )
+        for place, token in enumerate(self.given):
+            # All hypotheses are still the first one.
+            is_given_N1 = (positions_N == place).unsqueeze(1)
+            token_Nc = token_Nc.masked_fill(is_given_N1, token)
+            first_Nc = functional.pad(beams.alive_logp_Nk[:, :1], (0, 2 * beam - 1), value=-torch.inf)
+            logp_Nc = torch.where(is_given_N1, first_Nc, logp_Nc)
         is_end_Nc = token_Nc == EOS_ID
         self._add_ended(logp_Nc, parent_Nc, is_end_Nc, is_cut_Nc)
 

@@ -128,6 +128,8 @@ class _Sampler(Running):
             hidden_ND = self.model.decode_step(last_N, self.state)
             ends_only_N = torch.from_numpy(self.limits[sentences_N] <= step).to(self.device)
             last_N, logp_N, is_cut = self._draw(hidden_ND, self.numbers_NT[:, step], ends_only_N)
+            if step < len(self.given):
+                last_N, logp_N = torch.full_like(last_N, self.given[step]), torch.zeros_like(logp_N)
             self.end_step(torch.zeros_like(last_N).unsqueeze(1), last_N.unsqueeze(1))
             drawn_N = last_N.cpu().numpy()
             total_N[sentences_N] += logp_N.double().cpu().numpy()

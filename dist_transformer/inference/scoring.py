@@ -66,7 +66,7 @@ def score_pairs(
 
     Args:
         model: model in evaluation mode.
-        tags: tags of the vocabulary, in front of every source.
+        tags: tags of the direction.
         batch_tokens: tokens per batch, counted on the longer side of each pair; None: a default for the device. A
             longer pair is a batch of its own.
 
@@ -76,15 +76,24 @@ def score_pairs(
     """
     pairs = encode_pairs(tokenizer, sources, targets, tags)
     _refuse_long(model, pairs, first_line=1)
-    return score_ids(model, pairs, device=device, batch_tokens=batch_tokens)
+    given = len(tokenizer.fronts(tags)[1])
+    return score_ids(model, pairs, given=given, device=device, batch_tokens=batch_tokens)
 
 
 def score_ids(
-    model: DecodingModel, pairs: Sequence[IdPair], *, device: torch.device, batch_tokens: int | None = None
+    model: DecodingModel,
+    pairs: Sequence[IdPair],
+    *,
+    given: int = 0,
+    device: torch.device,
+    batch_tokens: int | None = None,
 ) -> list[PairScore]:
     """Score pairs as `score_pairs` does, from ids without special tokens that fit the model's positions.
 
     Collective: every rank must call it.
+
+    Args:
+        given: tags at the beginning of each target, which are not scored.
     """
 
     def read(logits_TV: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
@@ -92,7 +101,11 @@ def score_ids(
 
     values = read_targets(model, pairs, read, device=device, batch_tokens=batch_tokens)
     return [
-        PairScore(log_probability=math.fsum(found), token_log_probabilities=tuple(found), tokens=(*target, EOS_ID))
+        PairScore(
+            log_probability=math.fsum(found[given:]),
+            token_log_probabilities=tuple(found[given:]),
+            tokens=(*target[given:], EOS_ID),
+        )
         for (_, target), found in zip(pairs, values, strict=True)
     ]
 
@@ -180,11 +193,13 @@ def _chunks(files: LineFiles) -> Iterator[list[tuple[str, str]]]:
 def encode_pairs(
     tokenizer: Vocabulary, sources: Sequence[str], targets: Sequence[str], tags: Sequence[str]
 ) -> list[IdPair]:
-    """Return the ids of each pair without special tokens, with the tags in front of every source."""
-    prefix = tokenizer.source.tag_ids(tags)
+    """Return the ids of each pair without special tokens, with the tags in front."""
+    front, target_front = tokenizer.fronts(tags)
     source_ids = tokenizer.source.encode_batch(list(sources))
     target_ids = tokenizer.target.encode_batch(list(targets))
-    return [([*prefix, *source], target) for source, target in zip(source_ids, target_ids, strict=True)]
+    return [
+        ([*front, *source], [*target_front, *target]) for source, target in zip(source_ids, target_ids, strict=True)
+    ]
 
 
 def not_finite(what: str) -> UserError:

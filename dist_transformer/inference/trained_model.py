@@ -16,7 +16,7 @@ from dist_transformer.inference.attention_maps import Attention, attention_of
 from dist_transformer.inference.decoding import RULES, Decoding, ExactLoading
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.scoring import PairScore, longest_line, score_pairs
+from dist_transformer.inference.scoring import PairScore, encode_pairs, longest_line, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
@@ -166,8 +166,7 @@ class TrainedModel:
         Raises:
             UserError: a sentence has more tokens than the model has room for, or the model is an ensemble.
         """
-        tags = self.tokenizer.source.tag_ids(self.info.direction.tags)
-        source, target = [*tags, *self.tokenizer.source.encode(src)], self.tokenizer.target.encode(tgt)
+        ((source, target),) = encode_pairs(self.tokenizer, [src], [tgt], self.info.direction.tags)
         longest = longest_line(self.model)
         if max(len(source), len(target)) > longest:
             raise UserError(f"the model has room for {longest:,} tokens of each sentence: use shorter sentences")

@@ -1,5 +1,6 @@
 """Translation of lines of text: tokens, batches of similar length, beam search, text; on one or several ranks."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,7 @@ class ScoredText:
     """One line: line breaks are spaces."""
     score: float
     tokens: tuple[int, ...]
-    """Ids without special tokens; for a split line, those of all parts."""
+    """Ids without special tokens, a tag of the target first; for a split line, those of all parts."""
     is_cut: bool = False
     """Whether it, or a part of it, reached the maximum length and would have continued."""
 
@@ -130,7 +131,8 @@ class Translator:
     Args:
         settings: settings of the search or of samples. The score of a choice among samples is their expected utility.
         info: description of the model, for one direction; None: nothing is known about its training and languages.
-        tags: without `info`, tags of the vocabulary, in front of every source and of every part of a split line.
+        tags: without `info`, tags of the direction, in front of every source and of every part of a split line; some
+            vocabularies begin every target with the last one.
         products: packed weights of the model, which must not change during use; None: new ones.
 
     Attributes:
@@ -151,9 +153,9 @@ class Translator:
         tags: Sequence[str] = (),
         products: Products | None = None,
     ) -> None:
-        self.tag_ids = tokenizer.source.tag_ids(tags if info is None else info.direction.tags)
+        self.tag_ids, self.target_tag_ids = tokenizer.fronts(tags if info is None else info.direction.tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
-        positions = model.config.max_positions - 1 - len(self.tag_ids)
+        positions = model.config.max_positions - 1 - max(len(self.tag_ids), len(self.target_tag_ids))
         self._placeholders = shared_placeholders(tokenizer) if settings.protect else {}
         if settings.protect and not self._placeholders:
             raise UserError(
@@ -162,7 +164,6 @@ class Translator:
             )
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self._piece_texts: PieceTexts | None = None
         self.products = products or Products(in_int8=model.in_int8)
         self.refills = not settings.samples and _REFILLS[device.type]
         self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.type]
@@ -253,12 +254,11 @@ class Translator:
                 "for none"
             )
         encoded: list[Prefix | None] = []
-        longest = self.model.config.max_positions - 1
+        longest = self.model.config.max_positions - 1 - len(self.target_tag_ids)
         for number, text in enumerate(prefixes, first + 1):
             if self.tokenizer.target.is_blank(text):
                 encoded.append(None)
                 continue
-            self._piece_texts = self._piece_texts or PieceTexts(self.tokenizer.target)
             try:
                 prefix = self._piece_texts.encode(text)
             except UserError as error:
@@ -287,6 +287,10 @@ class Translator:
             return [line]
         sentences = split_sentences(line)
         return sentences if len(sentences) > 1 else [line]
+
+    @functools.cached_property
+    def _piece_texts(self) -> PieceTexts:
+        return PieceTexts(self.tokenizer.target)
 
     def _batches(self, sources: Sequence[Sequence[int]]) -> list[Batch]:
         return make_batches(
@@ -324,17 +328,22 @@ class Translator:
         return decoded
 
     def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
-        ids, rows = [sources.ids[i] for i in batch.places], [sources.prefixes[i] for i in batch.places]
+        ids, rows = [sources.ids[i] for i in batch.places], [self._begun(sources.prefixes[i]) for i in batch.places]
         target = self.tokenizer.target
         how: dict[str, Any] = {
             "settings": self.settings,
             "never": [*{*target.tag_ids(target.tags)} - {*self._placeholders.values()}],
-            "prefixes": Prefixes(self._piece_texts, rows) if self._piece_texts is not None and any(rows) else None,
+            "prefixes": Prefixes(self._piece_texts, rows) if any(rows) else None,
+            "given": self.target_tag_ids,
             "linear": self.products,
         }
         if not self.settings.samples:
             return beam_search(self.model, ids, slots=batch.slots, **how)
         return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
+
+    def _begun(self, prefix: Prefix | None) -> Prefix | None:
+        """Put the target's tags in front of a prefix."""
+        return prefix and replace(prefix, forced=(*self.target_tag_ids, *prefix.forced))
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return " ".join(decode_marked(self.tokenizer.target, tokens).splitlines())

@@ -14,11 +14,12 @@ from dist_transformer.config.registry import POSITIONS
 from dist_transformer.config.settings import ModelConfig
 
 
-def sinusoidal_positions(count: int, width: int, *, slowest: int | None = None) -> torch.Tensor:
+def sinusoidal_positions(count: int, width: int, *, slowest: int | None = None, first: int = 0) -> torch.Tensor:
     """Compute the table PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
 
     Args:
         slowest: the i of 1 / 10000; default: d / 2, one more than the last.
+        first: the first position.
 
     Returns:
         float32, shape (count, width).
@@ -26,7 +27,7 @@ def sinusoidal_positions(count: int, width: int, *, slowest: int | None = None) 
     if torch.get_default_device().type == "meta":
         # The first computation on the meta device loads 800 modules, for two seconds.
         return torch.empty(count, width)
-    pos = torch.arange(count, dtype=torch.float64).unsqueeze(1)
+    pos = torch.arange(first, first + count, dtype=torch.float64).unsqueeze(1)
     each = torch.arange(width // 2, dtype=torch.float64)
     rate = torch.exp(each * (-math.log(10000.0) / (width / 2 if slowest is None else slowest)))
     table = torch.empty(count, width, dtype=torch.float64)
@@ -55,14 +56,18 @@ class PositionEncoding(nn.Module):
 
 @POSITIONS.register("sinusoidal")
 def _sinusoidal(config: ModelConfig) -> PositionEncoding:
-    return PositionEncoding(sinusoidal_positions(config.max_positions, config.width), learned=False)
+    return _constant(config)
 
 
 @POSITIONS.register("sinusoidal_t2t")
 def _sinusoidal_t2t(config: ModelConfig) -> PositionEncoding:
     """Make the table of tensor2tensor, fairseq and Marian: the last sine and cosine have the rate 1 / 10000."""
-    slowest = max(config.width // 2 - 1, 1)
-    return PositionEncoding(sinusoidal_positions(config.max_positions, config.width, slowest=slowest), learned=False)
+    return _constant(config, slowest=max(config.width // 2 - 1, 1))
+
+
+def _constant(config: ModelConfig, slowest: int | None = None) -> PositionEncoding:
+    count, width, first = config.max_positions, config.width, config.first_position
+    return PositionEncoding(sinusoidal_positions(count, width, slowest=slowest, first=first), learned=False)
 
 
 @POSITIONS.register("learned")

@@ -20,8 +20,8 @@ from dist_transformer.model.packed import PackedBatch, PackedTokens
 from dist_transformer.model.positions import make_positions
 from dist_transformer.model.products import ComputedBy, Linear
 
-# The id of `<pad>` in every vocabulary.
-_PAD_ID = 0
+# The ids of `<pad>` and `</s>` in every vocabulary.
+_PAD_ID, _END_ID = 0, 3
 _BIAS_COLUMNS = 8
 _FILLS = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_)
 
@@ -250,9 +250,9 @@ class Transformer(nn.Module):
         return self.decoder_norm(x_BD)
 
     def _embed_target(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        if self.config.begin_with_pad:
+        if self.config.begin_with_pad or self.config.begin_with_end:
             # The first token of a target is always <s>.
-            tokens_T = tokens_T.masked_fill(positions_T == 0, _PAD_ID)
+            tokens_T = tokens_T.masked_fill(positions_T == 0, _PAD_ID if self.config.begin_with_pad else _END_ID)
         vectors_TD = functional.embedding(tokens_T, self._target_embedding())
         if self.config.begin_with_zeros:
             vectors_TD = vectors_TD.masked_fill((positions_T == 0)[:, None], 0)

@@ -7,15 +7,16 @@ from pathlib import Path
 import torch
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.base.tensor_file import open_tensors
 from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import NOT_OF_WEIGHTS, OF_VOCABULARIES, ModelConfig
+from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     ModelInfo,
-    load_model,
     read_model_info,
     stated_weights,
 )
@@ -30,8 +31,8 @@ class InitialWeights:
 
     sha256: str
     """SHA-256 of the weight file."""
-    tensors: dict[str, torch.Tensor]
-    """Weights in fp32 on the host, by the names of `Transformer.named_parameters()`."""
+    file: Path
+    """Weight file of the model folder. It is read one tensor at a time, so no second copy is in memory."""
     rows: tuple[Rows, Rows] | None = None
     """Rows of pieces that both vocabularies have, of sources and of targets; None if the vocabularies are the same."""
     directions: tuple[Direction, ...] = ()
@@ -43,13 +44,17 @@ class InitialWeights:
     def put_into(self, model: Transformer) -> None:
         """Replace the weights of an initialized model; rows of pieces that the folder lacks stay as they are."""
         of_pieces = model.weights_of_pieces()
-        for name, parameter in model.named_parameters():
-            if self.rows is None or name not in of_pieces:
-                parameter.copy_(self.tensors[name])
-            else:
-                # Every other tensor with a row per piece belongs to the target.
-                own, theirs = self.rows[name != "embedding"]
-                parameter[own] = self.tensors[name][theirs]
+        with open_tensors(self.file) as stored:
+            names = {*stored.keys()}
+            for name, parameter in model.named_parameters():
+                # One matrix may become two or three.
+                tensor = stored.get_tensor(name if name in names else "embedding")
+                if self.rows is None or name not in of_pieces:
+                    parameter.copy_(tensor)
+                else:
+                    # Every other tensor with a row per piece belongs to the target.
+                    own, theirs = self.rows[name != "embedding"]
+                    parameter[own] = tensor[theirs]
 
 
 def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary, *, vocabulary: str) -> InitialWeights:
@@ -78,19 +83,17 @@ def read_initial_weights(source: Path, model: ModelConfig, tokenizer: Vocabulary
     unties = info.model.tie_embeddings == "all" and model.target_vocab_size > 0
     free = {*OF_VOCABULARIES} if is_other else set()
     _require_fit(source, info, model, free=free | ({"tie_embeddings"} if unties else set()))
-    loaded, their_tokenizer, _ = load_model(source, torch.device("cpu"))
-    tensors = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
-    if unties:
-        tensors |= dict.fromkeys(("target_embedding", "output_projection"), tensors["embedding"])
-    sha256 = stated_weights(source).sha256
+    their_tokenizer = load_vocabulary(source / TOKENIZER_FILE, sha256=info.tokenizer_sha256)
+    stated, file = stated_weights(source), source / WEIGHTS_FILE
+    stated.check(file)
     if not is_other:
-        return InitialWeights(sha256=sha256, tensors=tensors, directions=info.all_directions)
+        return InitialWeights(sha256=stated.sha256, file=file, directions=info.all_directions)
     rows, note = _shared_rows(tokenizer.source, their_tokenizer.source)
     target_rows = rows
     if model.target_vocab_size or info.model.target_vocab_size:
         target_rows, target_note = _shared_rows(tokenizer.target, their_tokenizer.target)
         note = f"sources: {note}; targets: {target_note}"
-    return InitialWeights(sha256=sha256, tensors=tensors, rows=(rows, target_rows), note=note)
+    return InitialWeights(sha256=stated.sha256, file=file, rows=(rows, target_rows), note=note)
 
 
 def _shared_rows(own: Tokenizer, theirs: Tokenizer) -> tuple[Rows, str]:

@@ -131,7 +131,7 @@ class Validator:
         self.parts = [self._part(split, *group) for group in groups if group[0].any()]
         self.direction, self.named = folder.index.direction, named
         self.tokenizer = folder.tokenizer()
-        self.tokenizer.source.tag_ids(self.direction.tags)
+        self.tokenizer.fronts(self.direction.tags)
         texts = folder.valid_text()
         chosen = np.linspace(0, len(texts[0]) - 1, min(sentences, len(texts[0]))).round().astype(int)
         self.sources, self.references = ([text[i] for i in chosen] for text in texts)

@@ -50,6 +50,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str, str]] = [
         "True",
         "begin_with_zeros is set",
     ),
+    (ModelConfig, {"begin_with_zeros": True, "begin_with_end": True}, "begin_with_zeros", "True", "end is set"),
+    (ModelConfig, {"positions": "learned", "first_position": 2}, "positions", "'learned'", "leave first_position out"),
     (ModelConfig, {"target_vocab_size": 5}, "tie_embeddings", "'all'", "two vocabularies cannot share all three"),
     (ModelConfig, {"attention": "alibi"}, "attention", "'alibi'", "or choose one of softmax"),
     (ModelConfig, {"positions": "rotary"}, "positions", "'rotary'", "one of sinusoidal, sinusoidal_t2t, learned"),

@@ -474,3 +474,9 @@ def test_what_cannot_be_imported_is_named(
         run(tmp_path / "theirs", tmp_path / "model")
     assert said in str(refused.value)
     assert not (tmp_path / "model").exists()
+
+
+def test_only_vocabularies_of_many_languages_are_cut(plain: Path, tmp_path: Path) -> None:
+    settings = ImportSettings(folder=plain, out=tmp_path / "out", keep_text=(plain / "vocab.json",))
+    with pytest.raises(UserError, match=r"keep_text is for M2M100 and NLLB, and .* leave --keep-text out"):
+        import_model(settings, CPU, progress=SILENT, show=list)

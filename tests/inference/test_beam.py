@@ -51,10 +51,16 @@ def penalty(length: int, alpha: float) -> float:
 
 
 @torch.no_grad()
-def reference_search(model: Transformer, source: list[int], settings: Decoding) -> list[Hypothesis]:
+def reference_search(
+    model: Transformer, source: list[int], settings: Decoding, given: tuple[int, ...] = ()
+) -> list[Hypothesis]:
     memory_SD = model.encode(packed([[*source, EOS]]))
 
     def logp_of(rows: list[list[int]]) -> torch.Tensor:
+        if (place := len(rows[0])) < len(given):
+            certain = torch.full((len(rows), model.config.output_size), -math.inf)
+            certain[:, given[place]] = 0.0
+            return certain
         one_source, targets = packed([[*source, EOS]] * len(rows)), packed([[BOS, *tokens] for tokens in rows])
         hidden_TD = model.decode(targets, memory_SD.repeat(len(rows), 1), one_source)
         return torch.log_softmax(model.logits(hidden_TD[len(rows[0]) :: len(rows[0]) + 1]), dim=-1)
@@ -311,6 +317,7 @@ def test_equal_probabilities_at_the_cut_follow_the_order() -> None:
         {"norm": "post"},
         {"begin_with_pad": True},
         {"begin_with_zeros": True},
+        {"begin_with_end": True, "norm": "pre", "positions": "sinusoidal_t2t", "first_position": 2},
         {"norm": "pre"},
         {"attention": "distant"},
     ],
@@ -335,6 +342,19 @@ def test_cached_logits_equal_the_packed_decoders(change: dict[str, object], fixe
     memory_SD = model.encode(repeated)
     expected = model.logits(model.decode(packed(targets.tolist()), memory_SD, repeated)).view(4 * beam, 40, -1)
     torch.testing.assert_close(torch.stack(found, dim=1), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("slots", [None, 2])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_given_tokens_are_certain_though_no_search_chooses_them(slots: int | None, beam: int) -> None:
+    model, sources, given = make_model(7), make_sources(5), (9, 4)
+    settings = Decoding(beam=beam, max_extra_tokens=6, nbest=beam)
+    found = beam_search(model, sources, settings=settings, slots=slots, given=given, never=[9])
+    for row in found:
+        assert all(tuple(one.tokens[:2]) == given and 9 not in one.tokens[2:] for one in row)
+    free = beam_search(model, sources, settings=settings, slots=slots, given=given)
+    assert_same(free, [reference_search(model, source, settings, given) for source in sources])
 
 
 def test_special_tokens_are_never_chosen_and_the_mode_is_kept() -> None:

@@ -36,6 +36,8 @@ def test_the_last_sinusoids_of_tensor2tensor_have_the_rate_of_one_in_10000() -> 
     expected = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03), math.sin(0.0003), math.cos(0.0003)]
     torch.testing.assert_close(positions(torch.tensor([3]))[0], torch.tensor(expected), atol=1e-6, rtol=0)
     assert positions.state_dict() == {}
+    later = POSITIONS["sinusoidal_t2t"](ModelConfig(max_positions=2, width=6, heads=1, first_position=2))
+    torch.testing.assert_close(later(torch.tensor([1]))[0], torch.tensor(expected), atol=1e-6, rtol=0)
 
 
 def test_learned_table_is_a_parameter_of_the_scale_of_an_embedding() -> None:

@@ -20,6 +20,7 @@ from dist_transformer.model.transformer import Transformer, training_flops
 from tests.model.small_batches import (
     BATCH,
     BOS,
+    EOS,
     FIRST_WORD,
     PAD,
     PAIRS,
@@ -218,15 +219,18 @@ def test_last_states_are_normalised(norm: str) -> None:
 
 
 @pytest.mark.parametrize("tie_embeddings", ["all", "target", "none"])
-def test_a_decoder_may_begin_with_the_vector_of_pad(tie_embeddings: str) -> None:
-    model, plain = (make_model(begin_with_pad=begins, tie_embeddings=tie_embeddings) for begins in (True, False))
+@pytest.mark.parametrize(("setting", "first"), [("begin_with_pad", PAD), ("begin_with_end", EOS)])
+def test_a_decoder_may_begin_with_the_vector_of_pad_or_end(tie_embeddings: str, setting: str, first: int) -> None:
+    model, plain = (make_model(**{setting: begins}, tie_embeddings=tie_embeddings) for begins in (True, False))
     name = "embedding" if tie_embeddings == "all" else "target_embedding"
     with torch.no_grad():
-        plain.get_parameter(name)[BOS] = plain.get_parameter(name)[PAD]
-    assert torch.equal(hidden_states(model, BATCH), hidden_states(plain, BATCH))
+        plain.get_parameter(name)[BOS] = plain.get_parameter(name)[first]
+    # Dummies at the end of a pack have the first position, too.
+    real = BATCH.labels_T != IGNORED
+    assert torch.equal(hidden_states(model, BATCH)[real], hidden_states(plain, BATCH)[real])
     states = model.decode(BATCH.target, model.encode(BATCH.source), BATCH.source)
-    (rows,) = torch.autograd.grad(states.square().sum(), [model.get_parameter(name)])
-    assert rows[PAD].any()
+    (rows,) = torch.autograd.grad(states[real].square().sum(), [model.get_parameter(name)])
+    assert rows[first].any()
     assert not rows[BOS].any()
 
 

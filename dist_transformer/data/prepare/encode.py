@@ -76,13 +76,14 @@ def _encode(
             counted.update(_unknown(side, column, ids))
         progress(len(texts[0]))
     source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
-    tags = tokenizer.source.tag_ids(settings.source_tags)
+    tags, target_tags = tokenizer.fronts(settings.tags_with(tokenizer))
     progress(len(held_out))
 
     shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+    fronted = np.maximum(source.lengths + len(tags), target.lengths + len(target_tags))
     long_line = sizes < 0
     empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
-    too_long = ~empty & (np.maximum(longer, source.lengths + len(tags)) + 1 > settings.max_tokens)
+    too_long = ~empty & (fronted + 1 > settings.max_tokens)
     unlike = (longer + _RATIO_ALLOWANCE) > settings.max_length_ratio * (shorter + _RATIO_ALLOWANCE)
     unlike &= ~empty & ~too_long & ~long_line
 
@@ -97,7 +98,8 @@ def _encode(
     variants = list(zip(*of_sides, strict=True))
     if settings.augment:
         variants = _augmented(work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours)
-    longest = np.max([np.maximum(one.lengths + len(tags), other.lengths) for one, other in variants], axis=0)
+    variants = [(one.prefixed(tags), other.prefixed(target_tags)) for one, other in variants]
+    longest = np.max([np.maximum(one.lengths, other.lengths) for one, other in variants], axis=0)
     places = np.flatnonzero(longest < settings.max_tokens)
     too_long[np.delete(kept, places)] = True
     keys = pair_keys(*(side.take(places) for side in best))
@@ -108,7 +110,7 @@ def _encode(
     order = pair_hash(chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
     by_order = np.argsort(order)
     places = places[by_order]
-    columns = [side for one, other in variants for side in (one.take(places).prefixed(tags), other.take(places))]
+    columns = [side.take(places) for pair in variants for side in pair]
     arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
     shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
     masks = (empty, too_long, unlike, in_validation, long_line)

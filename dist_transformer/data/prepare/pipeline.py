@@ -250,7 +250,7 @@ def _finish(
         synthetic=settings.text.toy is not None,
         source_language=source_language,
         target_language=target_language,
-        source_tags=settings.source_tags,
+        source_tags=settings.tags_with(tokenizer),
         lowercase=tokenizer.target.lowercase,
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=vocab_size,
@@ -334,8 +334,9 @@ def _write_validation(
         write_file(valid / name, content)
         hashes.append(hashlib.sha256(content).hexdigest())
     text, target = (words_of(tokenizer, side).encode(column) for side, column in enumerate(columns))
-    source = text.prefixed(tokenizer.source.tag_ids(settings.source_tags))
-    shorter, longer = np.minimum(text.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
+    shorter, fronts = np.minimum(text.lengths, target.lengths), tokenizer.fronts(settings.tags_with(tokenizer))
+    source, target = (side.prefixed(front) for side, front in zip((text, target), fronts, strict=True))
+    longer = np.maximum(source.lengths, target.lengths)
     fitting = np.flatnonzero((shorter > 0) & (longer + 1 <= settings.max_tokens))
     if len(fitting) == 0:
         raise UserError(
@@ -368,7 +369,7 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
         report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} per sentence (the special token included)")
     if index.source_tags:
-        report(f"tags: {' '.join(index.source_tags)} in front of every {index.source_language} sentence")
+        report(f"tags of every pair: {' '.join(index.source_tags)}")
     report(f"validation shards: {valid.pairs:,} of {index.valid_text.pairs:,} pairs fit; the raw text is kept in full")
     report(f"wrote: {out}, {len(train.shards)} training shard{'s' * (len(train.shards) > 1)}, in {seconds:.1f} s")
     preset, why = preset_for(train.pairs, on_gpu=has_gpu())

@@ -17,7 +17,7 @@ from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpu
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.placeholders import MOST_PLACEHOLDERS, placeholder_tags
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 
 _STRENGTH = 0.1
 PREPARE_RULES = FlagRules(
@@ -385,6 +385,10 @@ class PrepareSettings:
             byte_fallback=self.vocabulary != "byte-bpe" if self.byte_fallback is None else self.byte_fallback,
             character_coverage=self.character_coverage,
         )
+
+    def tags_with(self, vocabulary: Vocabulary) -> tuple[str, ...]:
+        """Return the tags of the direction: those that are set, or those that the vocabulary has for its languages."""
+        return self.source_tags or vocabulary.tags_between(*self.languages)
 
     @property
     def languages(self) -> tuple[str, str]:

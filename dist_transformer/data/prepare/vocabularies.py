@@ -45,7 +45,7 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
             if "copy" in settings.rates and not placeholders_of(tokenizer):
                 raise UserError(f"{path} has no placeholders, which --augment copy needs: leave out copy or {flag}")
             if side == 0:
-                tokenizer.tag_ids(settings.source_tags)
+                tokenizer.fronts(settings.tags_with(tokenizer))
         first = tokenizers[0][1]
         sizes = vocabulary.sizes if len(tokenizers) > 1 else (first.vocab_size, 0)
         wants_another_size = choice.vocab_size not in (None, first.vocab_size)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.plain import parse_json
-from dist_transformer.data.vocabulary import marian, sentence_piece
+from dist_transformer.data.vocabulary import m2m100, marian, sentence_piece
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe, parse_byte_bpe
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.sentence_piece import ModelType, learn_sentence_piece
@@ -71,6 +71,8 @@ def parse(content: bytes) -> Vocabulary:
         kind = parts["kind"] if isinstance(parts, dict) else None
         if kind == marian.KIND:
             return marian.parse_marian(content, parts)
+        if kind == m2m100.KIND:
+            return m2m100.parse_m2m100(content, parts)
         if kind == _PAIR:
             return VocabularyPair(content, *(parse(parts[name].encode("utf-8")) for name in _SIDES))
         if kind == sentence_piece.KIND:

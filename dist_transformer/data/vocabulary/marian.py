@@ -56,7 +56,7 @@ class MarianVocabulary(Vocabulary):
         self.their_ids = (_order(entries[0]), _order(entries[1]))
         """Id of each entry in the table of a side; that of `<s>` is the one of `<pad>`."""
         self._sides = tuple(
-            _Side(content, model, _pieces(side, ids))
+            _side(content, model, _pieces(side, ids))
             for model, side, ids in zip((source, target), entries, self.their_ids, strict=True)
         )
 
@@ -73,13 +73,17 @@ class MarianVocabulary(Vocabulary):
         return self.source.vocab_size, self.target.vocab_size if len(self.tables) > 1 else 0
 
 
-class _Side(ModelTokenizer):
-    """One of the two models, with the table of both."""
+class SpelledTokenizer(ModelTokenizer):
+    """Model whose pieces have the ids of their spellings in a table. What the table lacks becomes `<unk>`.
 
-    kind = "SentencePiece of a MarianMT folder"
+    Args:
+        kind: name for reports.
+        pieces: entries by id: special tokens, tags, and the others.
+    """
 
-    def __init__(self, content: bytes, model: bytes, pieces: Sequence[str]) -> None:
-        super().__init__(content, read_model(model), pieces, None, tags=[*filter(_TAG.fullmatch, pieces)])
+    def __init__(self, content: bytes, kind: str, model: bytes, pieces: Sequence[str], tags: Sequence[str]) -> None:
+        super().__init__(content, read_model(model), pieces, None, tags=tags)
+        self.kind = kind
         # Text that spells a special token or a tag is not one.
         self._numbers = {piece: i for i, piece in enumerate(pieces) if i >= self.first_piece}
 
@@ -96,6 +100,12 @@ class _Side(ModelTokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         pieces = [self._pieces[i] for i in ids if i >= self.first_piece or i == UNK_ID]
         return self._backend.decode_pieces(pieces).replace(_SPACE, " ").strip(" ")
+
+
+def _side(content: bytes, model: bytes, pieces: Sequence[str]) -> SpelledTokenizer:
+    """Make one of the two models, with its table."""
+    tags = [*filter(_TAG.fullmatch, pieces)]
+    return SpelledTokenizer(content, "SentencePiece of a MarianMT folder", model, pieces, tags)
 
 
 def parse_marian(content: bytes, parts: dict[str, Any]) -> MarianVocabulary:

@@ -66,6 +66,22 @@ class Vocabulary(ABC):
     def target(self) -> "Tokenizer":
         """Tokenizer of the targets."""
 
+    def fronts(self, tags: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Return the ids in front of every source, and those that every target begins with, for tags of a direction.
+
+        Raises:
+            UserError: the vocabulary lacks a tag.
+        """
+        return self.source.tag_ids(tags), []
+
+    def tags_between(self, source_language: str, target_language: str) -> tuple[str, ...]:
+        """Return the tags of a direction that text is prepared with by default.
+
+        Raises:
+            UserError: the vocabulary has languages, and lacks one of these.
+        """
+        return ()
+
     @property
     def sizes(self) -> tuple[int, int]:
         """Entries of the sources and, if they have entries of their own, of the targets; otherwise 0."""

@@ -5,11 +5,15 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.format import TokenLists
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.folder.split import Split
 from dist_transformer.data.folder.subset import write_subset
+from dist_transformer.data.vocabulary.m2m100 import MODEL_FILE, wrap_m2m100
+from dist_transformer.data.vocabulary.sentence_piece import learn_sentence_piece
 from tests.data.prepare.preparing import command, corpus, run, train_text, with_validation
 from tests.small_model import restate
 
@@ -17,8 +21,15 @@ TAGS = ("<bt>", "<2de>")
 
 
 def sources_of(split: Split) -> list[list[int]]:
-    values, lengths, *_ = split.tokens(np.arange(split.info.pairs))
-    return [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
+    return sides_of(split)[0]
+
+
+def sides_of(split: Split) -> list[list[list[int]]]:
+    sides = split.tokens(np.arange(split.info.pairs))
+    return [
+        [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
+        for values, lengths in zip(sides[::2], sides[1::2], strict=True)
+    ]
 
 
 def test_rows_get_a_prefix() -> None:
@@ -36,7 +47,7 @@ def test_tags_are_in_front_of_every_source_and_nowhere_else(tmp_path: Path) -> N
     valid = with_validation(tmp_path, corpus(4))
     plain, _ = run(tmp_path, pairs, "plain", tags=TAGS, **valid)
     index, report = run(tmp_path, pairs, "tagged", tags=TAGS, source_tags=("<2de>", "<bt>"), **valid)
-    assert "tags: <2de> <bt> in front of every en sentence" in report
+    assert "tags of every pair: <2de> <bt>" in report
     assert (plain.source_tags, index.source_tags) == ((), ("<2de>", "<bt>"))
     assert index.tokenizer_sha256 == plain.tokenizer_sha256
     # Tags are no sign of a language.
@@ -111,3 +122,37 @@ def test_text_without_the_tags_of_its_model_or_data_is_named(model_folder: Path,
         assert said.endswith("prepare the text with --src-tag '<2de>', unless that is meant")
     done = command(*files, "--src-tag", "<2de>", "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_vocabulary_with_languages_puts_their_codes_in_front_of_both_sides(tmp_path: Path) -> None:
+    pairs = corpus(30)
+    model = learn_sentence_piece(
+        (text for pair in pairs for text in pair),
+        vocab_size=60,
+        model_type="bpe",
+        byte_fallback=False,
+        character_coverage=1.0,
+        normalization="nfkc",
+    )
+    entries = ["<s>", "<pad>", "</s>", "<unk>", *model.pieces[4:], "deu_Latn", "eng_Latn", "<mask>"]
+    wrap_m2m100({MODEL_FILE: model.library_file}, entries).save(tmp_path / "tokenizer.json")
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    settings = {"tokenizer": tmp_path / "tokenizer.json", "vocab_size": None, "max_tokens": 40, **languages}
+    index, report = run(tmp_path, pairs[4:], **settings, **with_validation(tmp_path, pairs[:4]))
+    assert index.source_tags == ("eng_Latn", "deu_Latn")
+    assert "tags of every pair: eng_Latn deu_Latn" in report
+    data = DataFolder.open(tmp_path / "out")
+    encode = model.encode_batch
+    for split in (data.train, data.valid):
+        sources, targets = sides_of(split)
+        # deu_Latn is the first tag, and <mask> the last one; what follows has the ids of the model, and 3 more.
+        assert {row[0] for row in sources} == {5}
+        assert {row[0] for row in targets} == {4}
+        texts = sorted([token - 3 for token in row[1:]] for row in sources)
+        assert texts == sorted(encode([pair[0] for pair in (pairs[4:] if split is data.train else pairs[:4])]))
+    # The code counts as a token, and so does the end.
+    longest = max(len(row) for pair in pairs[4:] for row in encode(list(pair)))
+    fits, _ = run(tmp_path, pairs[4:], "fits", **{**settings, "max_tokens": longest + 2})
+    assert fits.dropped.get("too_long", 0) == 0
+    with pytest.raises(UserError, match="too_long"):
+        run(tmp_path, pairs[4:], "long", **{**settings, "max_tokens": longest + 1})
