@@ -4,6 +4,7 @@ python step.py '{"preset": "big", "packs": 64, "packs_per_micro_batch": 64, "com
 """
 
 import collections
+import dataclasses
 import json
 import sys
 import traceback
@@ -27,6 +28,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         at_once=request["packs_per_micro_batch"],
         compile=request["compile"],
     )
+    optimizer = dataclasses.replace(config.optimizer, kind=request.get("optimizer", "adam"))
+    config = config.changed(optimizer=optimizer)
     graph = request.get("graph", False)
     if graph:
         from dist_transformer.training.engine.graphs import MicroBatchGraph
@@ -52,7 +55,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         found = {
             **request,
             "launches": sum(kernels.values()),
-            "most_launched": dict(sorted(kernels.items(), key=lambda item: -item[1])[:12]),
+            "most_launched": dict(sorted(kernels.items(), key=lambda item: -item[1])[:1200]),
             "waits": _waits(lambda: train_step(engine, work, graph=graph)),
             "other_calls": {name: n for name, n in calls.items() if not name.startswith("kernel:")},
             "peak_bytes": torch.cuda.max_memory_allocated(),

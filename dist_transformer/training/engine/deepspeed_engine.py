@@ -24,6 +24,7 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.device import PRECISIONS
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
+from dist_transformer.training.engine.gradient_sums import GradientSums, without_communication
 from dist_transformer.training.engine.graphs import MicroBatchGraph, make_graph
 from dist_transformer.training.engine.internals import builds_survive_kills
 from dist_transformer.training.engine.muon import FlatMatrices, Muon
@@ -181,11 +182,11 @@ class Engine:
 
     def _make_graph(self, batch: PackedBatch) -> MicroBatchGraph | None:
         def compute(batch: PackedBatch, factor: torch.Tensor) -> LossSums:
-            with internals.without_communication(self.ds):
+            with without_communication(self.ds):
                 return self._compute(batch, factor)
 
         stage_1 = self.ds.optimizer if self.stage == 1 else None
-        sums = internals.GradientSums(dict(self._trained()), stage_1)
+        sums = GradientSums(dict(self._trained()), stage_1)
         vocabulary = min(map(len, self.module.embedding_weights().values()))
         return make_graph(MicroBatchGraph(compute, sums, batch, vocabulary=vocabulary))
 

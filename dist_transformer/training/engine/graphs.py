@@ -14,7 +14,7 @@ import torch
 from dist_transformer.base.errors import logger
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, pack_side
-from dist_transformer.training.engine import internals
+from dist_transformer.training.engine.gradient_sums import GradientSums
 
 # Relative difference of losses and norms: above the rounding of sums in another order, far below that of another mask.
 _TOLERANCE = 1e-4
@@ -33,7 +33,7 @@ class MicroBatchGraph:
     def __init__(
         self,
         compute: Callable[[PackedBatch, torch.Tensor], LossSums],
-        sums: internals.GradientSums,
+        sums: GradientSums,
         like: PackedBatch,
         *,
         vocabulary: int,
