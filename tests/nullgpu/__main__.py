@@ -126,11 +126,23 @@ def main() -> None:
         seeds=[0],
         wall_seconds=round(sum(checks.seconds.values()), 1),
         figures={**checks.figures, "seconds": checks.seconds},
-        rows=[],
+        rows=_rows(checks.figures),
     )
     write_result(_RESULT, result)
     if checks.problems:
         raise UserError(f"on the null GPU: {'; '.join(checks.problems)}")
+
+
+def _rows(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make a table of the steps: each count, and the same of the older version if it has one."""
+    rows = []
+    for name in figures["stages"]:
+        cells = [name]
+        for count, digits in (("launches", 0), ("waits", 0), ("collectives", 0), ("host_milliseconds", 1)):
+            end = f"[stages][{name}][{count}]:,.{digits}f}}"
+            cells += ["{figures" + end, "{figures[before]" + end if name in figures["before"]["stages"] else "–"]
+        rows.append({"table": "null_gpu", "cells": cells})
+    return rows
 
 
 def say(line: str) -> None:
@@ -164,31 +176,30 @@ def check_steps(checks: Checks) -> None:
 def check_stages(checks: Checks) -> None:
     """Count a step of few tokens at each ZeRO stage, on one GPU and on two."""
     found = checks.figures["stages"] = {}
-    for devices in (1, 2):
+    for devices, gpus in ((1, "one GPU"), (2, "two GPUs")):
         for name, way in _STAGES.items():
-            step = found[f"{name}, {devices} GPU(s)"] = _count(checks, name, way, devices=devices)
+            step = found[f"{name}, {gpus}"] = _count(checks, f"{name}, {gpus}", way, devices=devices)
             # With others, DeepSpeed waits at stage 2, and always at stage 3.
-            if devices + step["stage"] < 4:
-                checks.require(not step["waits"], f"{name}, {devices} GPU(s): {step['waits']} waits for the device")
-            if "graph" in step:
+            if devices + way["stage"] < 4:
+                checks.require(not step["waits"], f"{name}, {gpus}: {step['waits']} waits for the device")
+            if "graph" in way:
                 fits = step["starts_of_a_graph"] == 1 and step["launches"] <= _MOST_BESIDE_A_GRAPH
-                checks.require(fits, f"{name}, {devices} GPU(s): {step['launches']} launches beside the graph")
-    muon = found["ZeRO-0, Muon, 1 GPU(s)"] = _count(checks, "ZeRO-0, Muon", {"stage": 0, "optimizer": "muon"})
-    more = (muon["launches"] - found["ZeRO-0, 1 GPU(s)"]["launches"]) / _SHAPES
+                checks.require(fits, f"{name}, {gpus}: {step['launches']} launches beside the graph")
+    muon = found["ZeRO-0, Muon, one GPU"] = _count(checks, "ZeRO-0, Muon, one GPU", {"stage": 0, "optimizer": "muon"})
+    more = (muon["launches"] - found["ZeRO-0, one GPU"]["launches"]) / _SHAPES
     checks.require(more <= _MOST_OF_A_SHAPE, f"Muon: {more:.0f} launches for each shape of matrix")
 
 
 def _count(checks: Checks, name: str, way: dict[str, Any], *, devices: int = 1) -> dict[str, Any]:
-    output = checks.run(f"{name}, {devices} GPU(s)", _HERE / "step.py", json.dumps(_SMALL | way), devices=devices)
+    output = checks.run(f"step, {name}", _HERE / "step.py", json.dumps(_SMALL | way), devices=devices, covered=False)
     step = json.loads(output.splitlines()[-1])
-    calls = step.pop("other_calls")
+    calls = step["other_calls"]
     return {
-        **way,
         "launches": step["launches"],
         "starts_of_a_graph": calls.get("cudaGraphLaunch", 0),
         "waits": sum(step["waits"].values()),
         "collectives": sum(count for call, count in calls.items() if call.startswith("nccl:")),
-        "host_seconds": step["host_seconds"],
+        "host_milliseconds": step["host_milliseconds"],
     }
 
 
