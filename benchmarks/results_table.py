@@ -60,6 +60,10 @@ TABLES: dict[str, tuple[str, ...]] = {
         *("spans that come once, %", "of these beside a neighbour, %"),
     ),
     "optimizers": ("text, network", "peak, warm-up", "steps to BLEU 20", "25", "CPU seconds to 20", "25", "test BLEU"),
+    "null_gpu": (
+        *("ZeRO stage", "launches", "before", "waits for the device", "before", "collectives", "before"),
+        *("CPU ms of the host", "before"),
+    ),
     "faults": ("campaign", "injected", "ended as they must"),
 }
 """Columns of the tables by their names, without the last."""

@@ -10,6 +10,7 @@ from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.model.packed import IGNORED, PackedBatch, pack_side
 from dist_transformer.model.transformer import Transformer
+from dist_transformer.runtime.distributed import world_size
 from dist_transformer.training.engine import ds_config
 from dist_transformer.training.engine.deepspeed_engine import Engine
 
@@ -32,7 +33,7 @@ def make_engine(config: TrainConfig, device: torch.device, *, stage: int) -> Eng
     """Make the engine of one rank, inside of its process group."""
     torch.manual_seed(0)
     zero: dict[str, Any] = {**ds_config.DEFAULT_ZERO, "stage": stage} if stage else {"stage": 0}
-    engine = Engine(Transformer(config.model).to(device), config, {"zero_optimization": zero}, world_size=1)
+    engine = Engine(Transformer(config.model).to(device), config, {"zero_optimization": zero}, world_size=world_size())
     engine.module.train()
     return engine
 

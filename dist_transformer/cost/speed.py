@@ -56,10 +56,20 @@ def launches_of_step(config: ModelConfig, *, accumulation: int, graphs: bool = F
     return accumulation * of_micro_batch + _UPDATE_LAUNCHES
 
 
+def graph_problem(config: TrainConfig, zero: ZeroSettings) -> str | None:
+    """Return why GPUs cannot start micro-batches by CUDA graphs, in a few words; None if they can."""
+    if zero.stage > 1:
+        return f"ZeRO-{zero.stage} communicates in each micro-batch"
+    if zero.offload_optimizer:
+        return "the optimizer is offloaded"
+    if zero.stage == 1 and config.arithmetic == "fp32":
+        return "ZeRO-1 in fp32 has other sums"
+    return "R-Drop has two passes" if config.optimizer.passes > 1 else None
+
+
 def uses_graphs(config: TrainConfig, zero: ZeroSettings) -> bool:
     """Return whether GPUs start micro-batches by CUDA graphs, if their check finds nothing."""
-    is_simple = zero.stage == 0 or (zero.stage == 1 and config.arithmetic == "bf16")
-    return config.cuda_graphs == "yes" and is_simple and config.optimizer.passes == 1
+    return config.cuda_graphs == "yes" and graph_problem(config, zero) is None
 
 
 def predict_step(config: TrainConfig, zero: ZeroSettings, cluster: Cluster, *, source_budget: int) -> StepTime:

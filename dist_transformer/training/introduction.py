@@ -65,6 +65,8 @@ def introduce(
         f"; in a step each computes {accumulation} x about {sentences / (world.size * accumulation):,.0f} sentences "
         f"({packs} pack(s) at a time)"
     )
+    if config.cuda_graphs == "yes" and engine.graph_problem is not None:
+        reporter.say(f"no CUDA graphs are used ({engine.graph_problem})")
     for note in notes:
         reporter.say(note)
     for caution in cautions(config, epochs=epochs, target_tokens=target_tokens):

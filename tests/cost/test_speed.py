@@ -17,9 +17,11 @@ from dist_transformer.cost.speed import (
     choose_nodes,
     communication_seconds,
     fewer_nodes,
+    graph_problem,
     launches_of_step,
     predict_step,
     traffic,
+    uses_graphs,
 )
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.training.engine.muon import orthogonalised
@@ -86,9 +88,27 @@ def test_graphs_leave_the_launches_of_the_update() -> None:
     config = preset("tiny").changed(cuda_graphs="yes")
     launches = {stage: step(stage, config, tokens=2048, gpus=1).launches for stage in range(3)}
     assert launches == pytest.approx({0: 88 * 50e-6, 1: 88 * 50e-6, 2: 373 * 50e-6})
-    rdrop = dataclasses.replace(config.optimizer, rdrop_alpha=5.0)
-    assert step(1, config.changed(optimizer=rdrop), tokens=2048, gpus=1).launches == pytest.approx(373 * 50e-6)
-    assert step(1, config.changed(precision="fp32"), tokens=2048, gpus=1).launches == pytest.approx(373 * 50e-6)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "precision", "alpha", "problem"),
+    [
+        (0, False, "fp32", 0.0, None),
+        (1, False, "bf16", 0.0, None),
+        (1, False, "fp32", 0.0, "ZeRO-1 in fp32 has other sums"),
+        (1, True, "bf16", 0.0, "the optimizer is offloaded"),
+        (1, False, "bf16", 5.0, "R-Drop has two passes"),
+        (2, False, "bf16", 0.0, "ZeRO-2 communicates in each micro-batch"),
+        (3, True, "bf16", 0.0, "ZeRO-3 communicates in each micro-batch"),
+    ],
+)
+def test_what_a_graph_cannot_hold(stage: int, offload: bool, precision: str, alpha: float, problem: str | None) -> None:
+    config = preset("tiny", precision=precision, cuda_graphs="yes")
+    config = config.changed(optimizer=dataclasses.replace(config.optimizer, rdrop_alpha=alpha))
+    zero = ZeroSettings(stage=stage, offload_optimizer=offload)
+    assert graph_problem(config, zero) == problem
+    assert uses_graphs(config, zero) == (problem is None)
+    assert not uses_graphs(config.changed(cuda_graphs="auto"), zero)
 
 
 def test_the_update_moves_thirty_bytes_a_parameter() -> None:

@@ -3,8 +3,8 @@
 torch's build for CUDA, DeepSpeed, Inductor, Triton and stream capture really run; kernels are counted and compute
 nothing, except for our own, whose numbers Triton's interpreter computes. It counts launches and waits of a step,
 compares peak memory with the plan, records beam search as a graph, and trains, saves and resumes under ZeRO 0 to 3 on
-one GPU and on two. Counts go to results/speed/null-gpu.json, with the lines that name CUDA and did not run. It exits
-with status 1 when a bound is exceeded.
+one GPU and on two. Counts go to results/speed/null-gpu.json, with the lines that name CUDA and did not run; figures of
+an older version, under `before` in that file, stay. It exits with status 1 when a bound is exceeded.
 
 The environment (5 GB) is made in .nullgpu/ at first use.
 """
@@ -33,6 +33,8 @@ _RESULT = ROOT / "results/speed/null-gpu.json"
 _MOST_LAUNCHES, _MOST_WAITS = 1_000, 0
 # Of a step with a graph: the update.
 _MOST_BESIDE_A_GRAPH = 100
+# Of Muon's update, for each shape of matrix, beside those of Adam.
+_MOST_OF_A_SHAPE, _SHAPES = 30, 3
 # How far the measured peak may be from the planned one.
 _PEAK_TOLERANCE = 0.1
 _MOST_BYTES_A_LOGIT = 4.1
@@ -43,7 +45,12 @@ _STEPS: dict[str, dict[str, Any]] = {
     "at once": {"packs_per_micro_batch": 64, "compile": False, "stage": 1},
     "in eight, compiled": {"packs_per_micro_batch": 8, "compile": True, "stage": 1},
     "at once, compiled, stage 0": {"packs_per_micro_batch": 64, "compile": True, "stage": 0},
-    "of 3.5k tokens, as a graph": {"packs": 9, "packs_per_micro_batch": 9, "compile": False, "stage": 1, "graph": True},
+}
+# 3.5k target tokens, as on each GPU of 16 nodes.
+_SMALL = {"preset": "big", "packs": 9, "packs_per_micro_batch": 9, "compile": False}
+_STAGES: dict[str, dict[str, Any]] = {
+    **{f"ZeRO-{stage}": {"stage": stage} for stage in range(4)},
+    **{f"ZeRO-{stage}, graph": {"stage": stage, "graph": True} for stage in range(2)},
 }
 
 
@@ -94,6 +101,7 @@ class Checks:
         )
         self.seconds[name] = round(time.monotonic() - started, 1)
         say(f"{name}: {self.seconds[name]:.0f} s")
+        self.require("no CUDA graphs are used" not in done.stdout + done.stderr, f"{name}: no graphs")
         if done.returncode != status:
             raise UserError(f"{name} exits {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
         return done.stdout
@@ -110,6 +118,7 @@ def main() -> None:
         for check in _CHECKS:
             check(checks)
         checks.figures["lines_not_run"] = list(lines_not_run(checks))
+    checks.figures["before"] = read_json(_RESULT)["figures"]["before"]
     result = result_of(
         None,
         what="`make null-gpu`: the host's side of the GPU path on a stub of CUDA; counts, no timings",
@@ -117,11 +126,23 @@ def main() -> None:
         seeds=[0],
         wall_seconds=round(sum(checks.seconds.values()), 1),
         figures={**checks.figures, "seconds": checks.seconds},
-        rows=[],
+        rows=_rows(checks.figures),
     )
     write_result(_RESULT, result)
     if checks.problems:
         raise UserError(f"on the null GPU: {'; '.join(checks.problems)}")
+
+
+def _rows(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make a table of the steps: each count, and the same of the older version if it has one."""
+    rows = []
+    for name in figures["stages"]:
+        cells = [name]
+        for count, digits in (("launches", 0), ("waits", 0), ("collectives", 0), ("host_milliseconds", 1)):
+            end = f"[stages][{name}][{count}]:,.{digits}f}}"
+            cells += ["{figures" + end, "{figures[before]" + end if name in figures["before"]["stages"] else "–"]
+        rows.append({"table": "null_gpu", "cells": cells})
+    return rows
 
 
 def say(line: str) -> None:
@@ -143,18 +164,43 @@ def check_steps(checks: Checks) -> None:
         step = found[name] = json.loads(output.splitlines()[-1])
         checks.require(step["breaks"] == 0, f"step {name}: {step['breaks']} graph breaks")
         checks.require(step["graphs_later"] == 0, f"step {name}: {step['graphs_later']} graphs compiled again")
-        if "graph" in step:
-            started = step["other_calls"].get("cudaGraphLaunch", 0)
-            checks.require(started == 1, f"step {name}: {started} starts of a graph")
-            checks.require(step["launches"] <= _MOST_BESIDE_A_GRAPH, f"step {name}: {step['launches']} other launches")
-        else:
-            step["planned_bytes"] = _planned(step)
-            apart = step["peak_bytes"] / step["planned_bytes"] - 1
-            checks.require(abs(apart) <= _PEAK_TOLERANCE, f"step {name}: {apart:+.0%} of the planned memory")
+        step["planned_bytes"] = _planned(step)
+        apart = step["peak_bytes"] / step["planned_bytes"] - 1
+        checks.require(abs(apart) <= _PEAK_TOLERANCE, f"step {name}: {apart:+.0%} of the planned memory")
         waits = sum(step["waits"].values())
         checks.require(waits <= _MOST_WAITS, f"step {name}: {waits} waits for the device")
     launches = found["at once, compiled"]["launches"]
     checks.require(launches <= _MOST_LAUNCHES, f"{launches:,} launches in a step of 25k tokens")
+
+
+def check_stages(checks: Checks) -> None:
+    """Count a step of few tokens at each ZeRO stage, on one GPU and on two."""
+    found = checks.figures["stages"] = {}
+    for devices, gpus in ((1, "one GPU"), (2, "two GPUs")):
+        for name, way in _STAGES.items():
+            step = found[f"{name}, {gpus}"] = _count(checks, f"{name}, {gpus}", way, devices=devices)
+            # With others, DeepSpeed waits at stage 2, and always at stage 3.
+            if devices + way["stage"] < 4:
+                checks.require(not step["waits"], f"{name}, {gpus}: {step['waits']} waits for the device")
+            if "graph" in way:
+                fits = step["starts_of_a_graph"] == 1 and step["launches"] <= _MOST_BESIDE_A_GRAPH
+                checks.require(fits, f"{name}, {gpus}: {step['launches']} launches beside the graph")
+    muon = found["ZeRO-0, Muon, one GPU"] = _count(checks, "ZeRO-0, Muon, one GPU", {"stage": 0, "optimizer": "muon"})
+    more = (muon["launches"] - found["ZeRO-0, one GPU"]["launches"]) / _SHAPES
+    checks.require(more <= _MOST_OF_A_SHAPE, f"Muon: {more:.0f} launches for each shape of matrix")
+
+
+def _count(checks: Checks, name: str, way: dict[str, Any], *, devices: int = 1) -> dict[str, Any]:
+    output = checks.run(f"step, {name}", _HERE / "step.py", json.dumps(_SMALL | way), devices=devices, covered=False)
+    step = json.loads(output.splitlines()[-1])
+    calls = step["other_calls"]
+    return {
+        "launches": step["launches"],
+        "starts_of_a_graph": calls.get("cudaGraphLaunch", 0),
+        "waits": sum(step["waits"].values()),
+        "collectives": sum(count for call, count in calls.items() if call.startswith("nccl:")),
+        "host_milliseconds": step["host_milliseconds"],
+    }
 
 
 def _planned(step: dict[str, Any]) -> int:
@@ -196,8 +242,11 @@ def check_runs(checks: Checks) -> None:
             name = f"training, ZeRO-{stage}, {devices} GPU(s)"
             run_dir = checks.scratch / f"run-{stage}-{devices}"
             flags = [*common, "--run-dir", run_dir, "--deepspeed-config", f"zero{stage}"]
-            _train(checks, name, *flags, "--max-steps", 4, devices=devices)
-            if (stage, devices) in ((0, 2), (1, 1)):
+            # One of these stages on each number of GPUs.
+            flags += ["--cuda-graphs", "yes"] if devices == stage + 1 else []
+            stops = (stage, devices) == (1, 1)
+            _train(checks, name, *flags, "--max-steps", 4, *(_STOPPING if stops else ()), devices=devices, stops=stops)
+            if stops or (stage, devices) == (0, 2):
                 again = ["--max-steps", 6, "--resume", "required"]
                 _train(checks, f"{name}, resumed", *flags, *again, devices=devices)
     # Values are not real, so that its checks of learning fail: only that it comes to its table is looked at.
@@ -205,9 +254,14 @@ def check_runs(checks: Checks) -> None:
     checks.require("resumes exactly" in tried, "--test-mode has no table of checks")
 
 
-def _train(checks: Checks, name: str, *flags: object, devices: int) -> None:
-    output = checks.run(name, _HERE / "train.py", *flags, devices=devices)
-    checks.require("finished at step" in output, f"{name} does not finish")
+# The program that asks the training to stop in its first validation.
+_STOPPING = ("--validation-command", "sh -c 'kill -TERM $PPID; sleep 60'")
+
+
+def _train(checks: Checks, name: str, *flags: object, devices: int, stops: bool = False) -> None:
+    output = checks.run(name, _HERE / "train.py", *flags, devices=devices, status=75 if stops else 0)
+    said = "SIGTERM on rank 0: the same command resumes" if stops else "finished at step"
+    checks.require(said in output, f"{name} does not say {said!r}")
 
 
 def check_benchmarks(checks: Checks) -> None:
@@ -225,6 +279,7 @@ def check_slot(checks: Checks) -> None:
     (file,) = checks.scratch.glob("gpu-slot-*.json")
     found = read_json(file)["figures"]
     checks.figures["gpu_slot_seconds"] = {name: check["seconds"] for name, check in found.items()}
+    checks.require(found["graphs"]["graphs yes"]["used"], "gpu-slot: no graphs")
     for name, check in found.items():
         figures = check.keys() - {"state", "date", "limit", "seconds"}
         checks.require(bool(figures), f"gpu-slot, {name}: no figures ({check['state']})")
@@ -242,6 +297,7 @@ def check_doctor(checks: Checks) -> None:
 _CHECKS = (
     check_kernels,
     check_steps,
+    check_stages,
     check_softmax,
     check_decoding,
     check_runs,

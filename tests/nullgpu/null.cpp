@@ -1,5 +1,5 @@
 // The null GPU: a CUDA runtime, driver, cuBLAS and NCCL that accept everything and compute nothing, and pose as H200s,
-// as many as NULL_CUDA_DEVICES says. Memory is host memory, given when it is touched; copies and memsets are real;
+// as many as NULL_CUDA_DEVICES says. Memory is host memory, given when it is touched; small copies and memsets are real;
 // kernels are counted by name. Stream capture is tracked: what CUDA forbids meanwhile fails here, too.
 #include <cuda_runtime_api.h>
 #include <cuda.h>
@@ -20,6 +20,8 @@ static std::recursive_mutex& mu() {
   return *m;
 }
 typedef std::lock_guard<std::recursive_mutex> Lock;
+// Larger tensors are not written on the device, which would take time of the host.
+static const size_t WRITTEN = 1 << 16;
 static std::unordered_map<const void*, std::string>& names() {
   static auto* m = new std::unordered_map<const void*, std::string>;
   return *m;
@@ -417,7 +419,7 @@ extern "C" cudaError_t cudaMemcpyAsync(void* d, const void* s, size_t n, cudaMem
     counts()["bytes " + w] += n;
   }
   node(st, "memcpy");
-  if (w != "D2D" || n < (64 << 20)) memmove(d, s, n);
+  if (w != "D2D" || n < WRITTEN) memmove(d, s, n);
   return cudaSuccess;
 }
 extern "C" cudaError_t cudaMemcpy2DAsync(void* d, size_t dp, const void* s, size_t sp, size_t w, size_t h,
@@ -441,7 +443,7 @@ extern "C" cudaError_t cudaMemset(void* d, int v, size_t n) {
 extern "C" cudaError_t cudaMemsetAsync(void* d, int v, size_t n, cudaStream_t s) {
   count("memset");
   node(s, "memset");
-  if (n < (64 << 20)) memset(d, v, n);
+  if (n < WRITTEN) memset(d, v, n);
   return cudaSuccess;
 }
 // ---- streams, events
@@ -486,7 +488,9 @@ extern "C" cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsign
   auto* ev = (Event*)e;
   if (ev && ev->capture && !captures().count(s)) {
     auto it = captures().find(ev->stream);
-    if (it != captures().end()) captures()[s] = it->second;
+    if (it == captures().end()) return cudaSuccess;
+    if (!s) return fail(cudaErrorStreamCaptureImplicit, "the legacy stream, which waits for a captured one");
+    captures()[s] = it->second;
   }
   return cudaSuccess;
 }

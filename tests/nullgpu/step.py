@@ -1,13 +1,19 @@
-"""Steps of the real engine on the null GPU: launches, waits, memory, graphs. Prints JSON.
+"""Steps of the real engine on the null GPU: launches, waits, memory, graphs. Prints a line of JSON for each request.
 
-python step.py '{"preset": "big", "packs": 64, "packs_per_micro_batch": 64, "compile": true, "stage": 1}'
+python step.py '{"preset": "big", "packs": 64, "packs_per_micro_batch": 64, "compile": true, "stage": 1}' …
+
+Packs are those of a rank: a launcher may start several.
 """
 
 import collections
+import dataclasses
+import gc
 import json
 import sys
+import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +21,34 @@ import torch
 
 from benchmarks.training.random_packs import make_engine, random_batch, random_config, train_step
 from dist_transformer.runtime.process_group import process_group
-from dist_transformer.runtime.world import World
+from dist_transformer.runtime.world import read_world
 from dist_transformer.training.engine.deepspeed_engine import Engine
 from tests.nullgpu.counts import Counts
 
+_TIMED = 5
 
-def main(request: dict[str, Any]) -> dict[str, Any]:
+
+def main() -> None:
+    world = read_world()
+    # DeepSpeed describes all parameters at stage 3, and torch would search their numbers for finite ones.
+    torch.Tensor.__repr__ = lambda _: "a tensor"  # type: ignore[method-assign, assignment]
+    with process_group(world, single=True) as device:
+        for text in sys.argv[1:]:
+            found = measure(json.loads(text), device, ranks=world.size)
+            if world.is_main:
+                print(json.dumps(found), flush=True)
+            gc.collect()
+
+
+def measure(request: dict[str, Any], device: torch.device, *, ranks: int) -> dict[str, Any]:
     config = random_config(
         request["preset"],
-        packs=request["packs"],
+        packs=ranks * request["packs"],
         at_once=request["packs_per_micro_batch"],
         compile=request["compile"],
     )
+    optimizer = dataclasses.replace(config.optimizer, kind=request.get("optimizer", "adam"))
+    config = config.changed(optimizer=optimizer)
     graph = request.get("graph", False)
     if graph:
         from dist_transformer.training.engine.graphs import MicroBatchGraph
@@ -34,35 +56,45 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         config = config.changed(cuda_graphs="yes")
         # Nothing is computed, so that there is nothing to compare.
         MicroBatchGraph._difference = lambda _: None  # type: ignore[method-assign]
-    with process_group(World(), single=True) as device:
-        engine = make_engine(config, device, stage=request["stage"])
-        _make_finite(engine)
-        batches = [random_batch(config, seed) for seed in range(3)]
-        count = config.batch.accumulation_steps(1)
-        work = [batches[i % len(batches)] for i in range(count)]
-        for _ in range(2):
-            train_step(engine, work, graph=graph)
-        torch.cuda.reset_peak_memory_stats()
-        counts = Counts()
-        counts.reset()
+    engine = make_engine(config, device, stage=request["stage"])
+    _make_finite(engine)
+    batches = [random_batch(config, seed) for seed in range(3)]
+    count = config.batch.accumulation_steps(ranks)
+    work = [batches[i % len(batches)] for i in range(count)]
+    for _ in range(2):
         train_step(engine, work, graph=graph)
-        calls = counts.read()
-        kernels = {name.removeprefix("kernel:"): n for name, n in calls.items() if name.startswith("kernel:")}
-        graphs = _graphs()
-        found = {
-            **request,
-            "launches": sum(kernels.values()),
-            "most_launched": dict(sorted(kernels.items(), key=lambda item: -item[1])[:12]),
-            "waits": _waits(lambda: train_step(engine, work, graph=graph)),
-            "other_calls": {name: n for name, n in calls.items() if not name.startswith("kernel:")},
-            "peak_bytes": torch.cuda.max_memory_allocated(),
-            "graphs": graphs,
-        }
-        for seed in range(3, 3 + request.get("more_packs", 0)):
-            train_step(engine, [random_batch(config, seed)] * count, graph=graph)
-        from torch._dynamo.utils import counters
+    torch.cuda.reset_peak_memory_stats()
+    counts = Counts()
+    counts.reset()
+    train_step(engine, work, graph=graph)
+    calls = counts.read()
+    kernels = {name.removeprefix("kernel:"): n for name, n in calls.items() if name.startswith("kernel:")}
+    graphs = _graphs()
+    found = {
+        **request,
+        "launches": sum(kernels.values()),
+        "most_launched": dict(sorted(kernels.items(), key=lambda item: -item[1])[:12]),
+        "waits": _waits(lambda: train_step(engine, work, graph=graph)),
+        "other_calls": {name: n for name, n in calls.items() if not name.startswith("kernel:")},
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "graphs": graphs,
+        "host_milliseconds": 1_000 * _host_seconds(lambda: train_step(engine, work, graph=graph)),
+    }
+    for seed in range(3, 3 + request.get("more_packs", 0)):
+        train_step(engine, [random_batch(config, seed)] * count, graph=graph)
+    from torch._dynamo.utils import counters
 
-        return {**found, "graphs_later": _graphs() - graphs, "breaks": sum(counters["graph_break"].values())}
+    return {**found, "graphs_later": _graphs() - graphs, "breaks": sum(counters["graph_break"].values())}
+
+
+def _host_seconds(work: Callable[[], object]) -> float:
+    """Measure the CPU time of a step, the least of several: that of one thread, for the device takes no time."""
+    times = []
+    for _ in range(_TIMED):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return min(times)
 
 
 def _make_finite(engine: Engine) -> None:
@@ -105,4 +137,4 @@ def _waits(work: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    main()

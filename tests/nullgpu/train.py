@@ -18,7 +18,7 @@ def stand_in() -> None:
     from dist_transformer.inference import beam
     from dist_transformer.runtime import distributed
     from dist_transformer.training import logbook
-    from dist_transformer.training.engine import internals
+    from dist_transformer.training.engine import graphs, internals
 
     def one(*_: Any, **__: Any) -> torch.Tensor:
         return torch.tensor(1.0)
@@ -29,9 +29,12 @@ def stand_in() -> None:
         summed = reduce(sums)
         return torch.ones(summed.shape, dtype=summed.dtype) if summed.is_cuda else summed
 
+    # DeepSpeed describes all parameters at stage 3, and torch would search their numbers for finite ones.
+    torch.Tensor.__repr__ = lambda _: "a tensor"
     DeepSpeedZeroOptimizer.scaled_global_norm = one
     DeepSpeedZeroOptimizer_Stage3.scaled_global_norm = one
     internals._norm_of_all = one
+    graphs.MicroBatchGraph._difference = lambda _: None
     torch.nn.utils.get_total_norm = one
     distributed.all_reduce_sum = reduced_to_ones
     logbook.read = lambda *tensors: [torch.ones(tensor.shape, dtype=tensor.dtype) for tensor in tensors]

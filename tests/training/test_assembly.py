@@ -172,7 +172,8 @@ def introduced(
     """Begin trainings of so many steps, with a note; return the lines that are said."""
     config = PRESETS["tiny"].changed(data=(str(data.path),), **changes)
     loaded = open_training_data(config.corpora, config.batch, seed=1)
-    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device(device), compilation=compilation)
+    found = {"compilation": compilation, "graph_problem": "no GPU"}
+    engine: Any = SimpleNamespace(parameters=1234, stage=1, device=torch.device(device), **found)
     said: list[str] = []
     reporter: Any = SimpleNamespace(say=said.append)
     for count in steps:
@@ -215,6 +216,10 @@ def test_training_begins_with_the_choice_of_compilation(
     toy_data: DataFolder, device: str, given: str, compilation: tuple[bool, str], said: str
 ) -> None:
     assert said in introduced(toy_data, 100, device=device, compilation=compilation, compile=given)[3]
+
+
+def test_graphs_that_a_run_cannot_have_are_one_line(toy_data: DataFolder) -> None:
+    assert introduced(toy_data, 100, cuda_graphs="yes")[4] == "no CUDA graphs are used (no GPU)"
 
 
 def test_the_peak_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import TrainConfig
 from dist_transformer.cost.memory import ZeroSettings, choose_compilation
-from dist_transformer.cost.speed import uses_graphs
 from dist_transformer.model.freezing import frozen_names
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import PackedBatch
@@ -24,7 +23,8 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.device import PRECISIONS
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.ds_config import complete_ds_config
-from dist_transformer.training.engine.graphs import MicroBatchGraph, make_graph
+from dist_transformer.training.engine.gradient_sums import GradientSums, without_communication
+from dist_transformer.training.engine.graphs import MicroBatchGraph, make_graph, problem_of
 from dist_transformer.training.engine.internals import builds_survive_kills
 from dist_transformer.training.engine.muon import FlatMatrices, Muon
 from dist_transformer.training.engine.plain_adam import PlainAdam
@@ -60,13 +60,16 @@ class Engine:
         self._matrices = {name: p for name, p in matrices.items() if p.requires_grad}
         """Parameters that Muon updates, by name."""
         self.optimizer = _make_optimizer(model, config, self._matrices.values(), stage=self.stage, offloads=offloads)
-        self.ds, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=self.optimizer,
-            config=ds_config,
-            lr_scheduler=scheduler_hook(config, next(model.parameters()).device),
-            dist_init_required=False,
-        )
+        # Otherwise the flat weights of stage 1 remember that they were made of the parameters. That keeps nodes of the
+        # autograd graph that belong to the default stream, and CUDA refuses to record a graph that waits for it.
+        with torch.no_grad():
+            self.ds, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=self.optimizer,
+                config=ds_config,
+                lr_scheduler=scheduler_hook(config, next(model.parameters()).device),
+                dist_init_required=False,
+            )
         if isinstance(self.optimizer, PlainAdam) and config.arithmetic == "bf16":
             self.optimizer.keep_masters()
             for name in frozen:
@@ -77,12 +80,9 @@ class Engine:
             internals.skip_by_norm(self.ds.optimizer, self.optimizer, on_host=offloads)
         self.scheduler = self.ds.lr_scheduler
         self._graph: MicroBatchGraph | None = None
-        # The work of the host in a micro-batch must not depend on its sentences.
-        self._wants_graph = (
-            uses_graphs(config, ZeroSettings(stage=self.stage))
-            and self.device.type == "cuda"
-            and self.module.has_fixed_shapes
-        )
+        self.graph_problem = problem_of(config, ZeroSettings.from_ds_config(ds_config), self.module)
+        """Why micro-batches cannot be CUDA graphs, in a few words."""
+        self._wants_graph = config.cuda_graphs == "yes" and self.graph_problem is None
         self._applied = torch.ones((), dtype=torch.bool, device=self.device)
         if isinstance(self.optimizer, Muon) and self._matrices and self.stage > 0:
             self.optimizer.flat = self._flat_matrices()
@@ -177,15 +177,15 @@ class Engine:
         sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha)
         self.last_forward = self.mark()
         self.ds.backward(sums.loss * factor)
-        return sums
+        return sums._replace(loss=sums.loss.detach())
 
     def _make_graph(self, batch: PackedBatch) -> MicroBatchGraph | None:
         def compute(batch: PackedBatch, factor: torch.Tensor) -> LossSums:
-            with internals.without_communication(self.ds):
+            with without_communication(self.ds):
                 return self._compute(batch, factor)
 
         stage_1 = self.ds.optimizer if self.stage == 1 else None
-        sums = internals.GradientSums(dict(self._trained()), stage_1)
+        sums = GradientSums(dict(self._trained()), stage_1)
         vocabulary = min(map(len, self.module.embedding_weights().values()))
         return make_graph(MicroBatchGraph(compute, sums, batch, vocabulary=vocabulary))
 

@@ -12,9 +12,13 @@ import numpy as np
 import torch
 
 from dist_transformer.base.errors import logger
+from dist_transformer.config.settings import TrainConfig
+from dist_transformer.cost.memory import ZeroSettings
+from dist_transformer.cost.speed import graph_problem
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import IGNORED, PackedBatch, PackedTokens, pack_side
-from dist_transformer.training.engine import internals
+from dist_transformer.model.transformer import Transformer
+from dist_transformer.training.engine.gradient_sums import GradientSums
 
 # Relative difference of losses and norms: above the rounding of sums in another order, far below that of another mask.
 _TOLERANCE = 1e-4
@@ -33,7 +37,7 @@ class MicroBatchGraph:
     def __init__(
         self,
         compute: Callable[[PackedBatch, torch.Tensor], LossSums],
-        sums: internals.GradientSums,
+        sums: GradientSums,
         like: PackedBatch,
         *,
         vocabulary: int,
@@ -103,6 +107,14 @@ class MicroBatchGraph:
         found = {"the loss": sums.loss.detach(), "the likelihood": sums.nll}
         found |= {f"the gradient of {name}": total.norm() for name, total in self._sums.tensors().items()}
         return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+
+
+def problem_of(config: TrainConfig, zero: ZeroSettings, model: Transformer) -> str | None:
+    """Return why a run has no graphs, in a few words; None if it can have them."""
+    if model.device.type != "cuda":
+        return "no GPU"
+    # The work of the host in a micro-batch must not depend on its sentences.
+    return graph_problem(config, zero) if model.has_fixed_shapes else "attention has no fixed shapes"
 
 
 def make_graph(graph: MicroBatchGraph) -> MicroBatchGraph | None:

@@ -1,7 +1,7 @@
 """Undocumented parts of DeepSpeed and torch that the project uses, each with the reason.
 
-A new version may change them: `tests/training/engine/test_internals.py` checks them in the installed versions, and
-fails if one is gone.
+Those that sum gradients are in `gradient_sums`. A new version may change them:
+`tests/training/engine/test_internals.py` checks them in the installed versions, and fails if one is gone.
 """
 
 import logging
@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dist_transformer.base.locks import exclusive
+from dist_transformer.training.engine import gradient_sums
 
 
 def prepare_deepspeed() -> None:
@@ -35,12 +36,7 @@ def prepare_deepspeed() -> None:
     stage_1.see_memory_usage = lambda *_, **__: None
     # The original launches a kernel per tensor, and waits twice for the device.
     stage_1.get_global_norm_of_tensors = _norm_of_all
-    # The original copies each gradient to fp32 before it adds the copy, one by one.
-    stage_1.BF16_Optimizer._update_hp_grad = _add_to_sum
-    stage_1.BF16_Optimizer.update_hp_grads = _finish_sums
-    # The original writes all sums, twice per step. A sum that gets a gradient is overwritten, so it may stay as it is.
-    stage_1.BF16_Optimizer.clear_hp_grads = _forget_sums
-    stage_1.BF16_Optimizer.get_grads_for_reduction = _sums_to_reduce
+    gradient_sums.replace_those_of(stage_1.BF16_Optimizer)
     # The originals wait for the device, to skip a step whose norm is not finite; our optimizers skip it by `found_inf`.
     stage_1.clip_tensors_by_global_norm = _clip
     for module in map(import_module, _WAITING_MODULES):
@@ -63,9 +59,6 @@ def _import_muon() -> None:
     finally:
         torch.compile = compiles
 
-
-# Gradients in bf16 that are kept until they are added at once: at most 0.12 GB of `big`.
-_WAITING_GRADIENTS = 32
 
 _WAITING_MODULES = (
     "deepspeed.runtime.bf16_optimizer",
@@ -99,56 +92,6 @@ def _norm_of_all(input_tensors: list[torch.Tensor], norm_type: float = 2.0, mpu:
     return nn.utils.get_total_norm(input_tensors, norm_type)
 
 
-def _add_to_sum(zero_optimizer: Any, lp: torch.Tensor, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
-    """Add a parameter's bf16 gradient to its fp32 sum, with others in few kernels; the rest is DeepSpeed's bookkeeping.
-
-    DeepSpeed drops the gradient afterwards; until it is added it is kept here.
-    """
-    if lp.grad is None:
-        return
-    hp_grad = zero_optimizer.fp32_groups_gradients[group_idx][param_idx]
-    has_gradients = zero_optimizer.fp32_groups_has_gradients[group_idx]
-    waiting = zero_optimizer.__dict__.setdefault("_waiting_gradients", {True: [], False: []})
-    # The sum holds the last step's values until the first gradient of this step.
-    pairs = waiting[has_gradients[param_idx]]
-    pairs.append((hp_grad, lp.grad.view(hp_grad.shape)))
-    lp._hp_grad = hp_grad  # type: ignore[attr-defined]
-    has_gradients[param_idx] = True
-    if len(pairs) == _WAITING_GRADIENTS:
-        _finish_sums(zero_optimizer)
-
-
-@torch.no_grad()
-def _finish_sums(zero_optimizer: Any, clear_lp_grads: bool = False) -> None:
-    """Add the gradients that wait to their sums."""
-    waiting = zero_optimizer.__dict__.get("_waiting_gradients", {})
-    for has_sum, pairs in waiting.items():
-        if pairs:
-            sums, gradients = ([pair[place] for pair in pairs] for place in range(2))
-            if has_sum:
-                torch._foreach_add_(sums, gradients)
-            else:
-                copy_all(sums, gradients)
-            pairs.clear()
-
-
-def _forget_sums(zero_optimizer: Any) -> None:
-    """Let the next gradients overwrite the fp32 sums of all groups."""
-    for has_gradients in zero_optimizer.fp32_groups_has_gradients:
-        has_gradients[:] = [False] * len(has_gradients)
-
-
-@torch.no_grad()
-def _sums_to_reduce(zero_optimizer: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the fp32 sums for the all-reduce at the end of a step; first set those without a gradient to zero."""
-    groups = zip(zero_optimizer.fp32_groups_gradients, zero_optimizer.fp32_groups_has_gradients, strict=True)
-    for sums, has_gradients in groups:
-        for total, has_gradient in zip(sums, has_gradients, strict=True):
-            if not has_gradient:
-                total.zero_()
-    return zero_optimizer.non_expert_gradients, {}
-
-
 def _mask(norm: torch.Tensor, device: torch.device | None = None) -> None:
     """Replace a norm that is not finite by -1, in place, with a number that is not copied from the host."""
     norm.masked_fill_(~norm.isfinite(), -1.0)
@@ -158,68 +101,6 @@ def _mask(norm: torch.Tensor, device: torch.device | None = None) -> None:
 def _clip(input_tensors: list[torch.Tensor], max_norm: float, global_norm: torch.Tensor, mpu: None = None) -> None:
     """Shorten the gradient to `max_norm`."""
     scale_all(input_tensors, (max_norm / (global_norm + 1e-6)).clamp(max=1.0))
-
-
-class GradientSums:
-    """The sums to which a graph of a micro-batch adds its gradients, at stage 0, and in bf16 at stage 1.
-
-    The graph always adds to the same memory, and DeepSpeed's hooks do not run with it: this class does what they do.
-
-    Args:
-        parameters: trained parameters by name.
-        stage_1: the optimizer of stage 1; None at stage 0.
-    """
-
-    def __init__(self, parameters: dict[str, nn.Parameter], stage_1: Any | None) -> None:
-        self._parameters, self._stage_1 = parameters, stage_1
-        if stage_1 is None:
-            dtypes = {name: getattr(p, "grad_dtype", None) or p.dtype for name, p in parameters.items()}
-            self._sums = {name: torch.zeros_like(p, dtype=dtypes[name]) for name, p in parameters.items()}
-        else:
-            groups = zip(stage_1.bf16_groups, stage_1.fp32_groups_gradients, strict=True)
-            of = {id(p): total for ps, sums in groups for p, total in zip(ps, sums, strict=True)}
-            self._sums = {name: of[id(p)] for name, p in parameters.items()}
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return self._sums
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """Prepare the sums for another micro-batch: with those of this step so far, or zero."""
-        if self._stage_1 is not None:
-            if not any(map(any, self._stage_1.fp32_groups_has_gradients)):
-                torch._foreach_zero_(self._stage_1.fp32_groups_gradients_flat)
-                for flags in self._stage_1.fp32_groups_has_gradients:
-                    flags[:] = [True] * len(flags)
-            return
-        fresh = []
-        for name, p in self._parameters.items():
-            total = self._sums[name]
-            if p.grad is None:
-                fresh.append(total)
-            elif p.grad is not total:
-                # That of a micro-batch that was computed without the graph.
-                total.copy_(p.grad)
-            p.grad = total
-        if fresh:
-            torch._foreach_zero_(fresh)
-
-    def forget(self) -> None:
-        """Let the next micro-batch be the first of a step."""
-        if self._stage_1 is not None:
-            _forget_sums(self._stage_1)
-        for p in self._parameters.values():
-            p.grad = None
-
-
-@contextmanager
-def without_communication(ds: Any) -> Iterator[None]:
-    """Let DeepSpeed's backward pass at stages 0 and 1 leave the gradients of other ranks out."""
-    ds.enable_backward_allreduce = False
-    try:
-        yield
-    finally:
-        ds.enable_backward_allreduce = True
 
 
 def skip_by_norm(zero_optimizer: Any, optimizer: torch.optim.Optimizer, *, on_host: bool) -> None:
@@ -335,11 +216,6 @@ def zero_problem(zero: dict[str, Any]) -> str | None:
     return None
 
 
-def accumulate_in_fp32(parameter: torch.Tensor) -> None:
-    """Sum the gradients of a bf16 parameter in fp32. torch has this attribute since 2.11."""
-    parameter.grad_dtype = torch.float32
-
-
 # Operations on many tensors in few kernels. torch's own optimizers use them under these names.
 
 
@@ -352,21 +228,36 @@ def scale_all(tensors: list[torch.Tensor], factor: float | torch.Tensor) -> None
     torch._foreach_mul_(tensors, factor)
 
 
-def add_all(tensors: list[torch.Tensor], others: list[torch.Tensor], factor: float | torch.Tensor) -> None:
-    """Add the others times a factor. On a GPU, a factor that is there scales the others in place."""
-    if torch.is_tensor(factor) and factor.is_cuda:
-        scale_all(others, factor)
-        factor = 1.0
-    torch._foreach_add_(tensors, others, alpha=float(factor))
+def descend_all(
+    tensors: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    *,
+    rate: float | torch.Tensor,
+    means: Sequence[torch.Tensor] = (),
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    found_inf: torch.Tensor | None,
+) -> None:
+    """Apply tensor -= rate · (weight_decay · tensor + gradient) to each tensor, by the kernel of torch's SGD.
 
-
-def replace_where(flag: torch.Tensor, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    """Replace fp32 tensors by others if the flag is 1 and not 0: in integers, where nothing times 0 is NaN."""
-    if flag.is_cpu and not flag:
-        return
-    mine, theirs = ([tensor.view(torch.int32) for tensor in all_of_them] for all_of_them in (tensors, others))
-    scale_all(mine, (flag == 0).int())
-    torch._foreach_add_(mine, torch._foreach_mul(theirs, flag.int()))
+    Args:
+        means: first mean += (1 - momentum) · (gradient - mean), and then the mean is the gradient.
+        found_inf: 1 on the device if nothing must change.
+    """
+    torch._fused_sgd_(
+        tensors,
+        gradients,
+        list(means),
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=rate,
+        dampening=momentum,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+        grad_scale=None,
+        found_inf=found_inf,
+    )
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -68,21 +68,17 @@ class Muon(torch.optim.AdamW):
     def _step_matrices(self, group: dict[str, Any]) -> None:
         weights, momentum = group["params"], group["momentum"]
         gradients, means = [p.grad for p in weights], [self.state[p]["exp_avg"] for p in weights]
-        rate = group["lr"]
-        if self.found_inf is not None:
-            # A gradient that is the mean does not change it.
-            internals.replace_where(self.found_inf, gradients, means)
-            rate = rate * (1 - self.found_inf)
-        internals.lerp_all(means, gradients, 1 - momentum)
-        # From here on, the gradients are Nesterov's momentum.
-        internals.lerp_all(gradients, means, momentum)
-        if group["weight_decay"] > 0:
-            internals.scale_all(weights, 1 - rate * group["weight_decay"])
+        if momentum > 0:
+            # M += (1 - momentum) · (G - M) and G += momentum ÷ (1 - momentum) · M, which is N ÷ (1 - momentum): its
+            # length has no meaning.
+            ahead = {"means": means, "momentum": momentum, "rate": -momentum / (1 - momentum)}
+            internals.descend_all(gradients, gradients, **ahead, found_inf=self.found_inf)
         if self.flat:
             updates = [self._own_part(self.flat[p], part) for p, part in zip(weights, gradients, strict=True)]
         else:
             updates = orthogonalised(gradients, self.dtype)
-        internals.add_all(weights, updates, -rate)
+        decay = {"rate": group["lr"], "weight_decay": group["weight_decay"]}
+        internals.descend_all(weights, updates, **decay, found_inf=self.found_inf)
 
     def _own_part(self, matrices: FlatMatrices, part: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the updates. Collective: every rank must call it."""
@@ -114,15 +110,16 @@ def orthogonalised(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list
     updates: dict[int, torch.Tensor] = {}
     for (_, longest), numbers in alike.items():
         # The product of a matrix and its transpose is smallest if it has fewer rows than columns.
-        lying = [matrix if matrix.shape[1] == longest else matrix.mT for matrix in map(matrices.__getitem__, numbers)]
-        x = torch.stack(lying).to(dtype)
+        lies = [matrices[number].shape[1] == longest for number in numbers]
+        rows = zip(numbers, lies, strict=True)
+        x = torch.stack([matrices[number] if lie else matrices[number].mT for number, lie in rows]).to(dtype)
         # Rounded before, so that an exchange of rounded parts changes nothing.
-        x = (x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32) + _TINY)).to(dtype)
+        x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32) + _TINY)
         for _ in range(_ITERATIONS):
             product = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=_B, alpha=_C), x, beta=_A)
         x = x.float() * (_RMS * math.sqrt(longest))
-        standing = x.mT.contiguous()
-        for place, number in enumerate(numbers):
-            updates[number] = (x if matrices[number].shape[1] == longest else standing)[place]
+        standing = x if all(lies) else x.mT.contiguous()
+        for place, (number, lie) in enumerate(zip(numbers, lies, strict=True)):
+            updates[number] = (x if lie else standing)[place]
     return [updates[number] for number in range(len(matrices))]

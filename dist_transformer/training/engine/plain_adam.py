@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dist_transformer.training.engine import internals
+from dist_transformer.training.engine.gradient_sums import accumulate_in_fp32
 from dist_transformer.training.engine.muon import Muon
 
 
@@ -43,7 +44,7 @@ class PlainAdam(Muon):
         self.masters = [p for group in self.param_groups for p in group["params"]]
         for parameter in self.parameters:
             parameter.data = parameter.data.bfloat16()
-            internals.accumulate_in_fp32(parameter)
+            accumulate_in_fp32(parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -144,3 +144,19 @@ def test_a_graph_that_cannot_be_used_is_one_line(
     graph, _ = graph_of(engine(), refused, monkeypatch)
     assert graphs.make_graph(graph) is None
     assert "no CUDA graphs are used (RuntimeError: operation not permitted when stream is capturing)" in caplog.text
+
+
+def test_no_node_of_a_parameter_outlives_a_micro_batch(engine: Callable[[], Engine]) -> None:
+    """A node that accumulates a gradient works on the stream on which it was made, and CUDA cannot record two."""
+    one = engine()
+
+    def node(p: torch.nn.Parameter) -> Any:
+        return p.view_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+    for micro_batch in range(2):
+        if micro_batch:
+            sums = one.forward_backward(random_batch(CONFIG, 0), step_tokens=700)
+            assert not sums.loss.requires_grad
+        for p in one.module.parameters():
+            node(p).metadata["made"] = True
+            assert "made" not in node(p).metadata

@@ -29,7 +29,7 @@ from torch.utils import cpp_extension
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
-from dist_transformer.training.engine import internals
+from dist_transformer.training.engine import gradient_sums, internals
 from dist_transformer.training.engine.plain_adam import PlainAdam
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,19 +150,19 @@ def test_sums_are_those_of_one_step() -> None:
     for step in range(2):
         for value in (1.5, 2.0):
             weight.grad = torch.full_like(weight, value)
-            internals._add_to_sum(optimizer, weight, 0, 0, False)
+            gradient_sums._add_to_sum(optimizer, weight, 0, 0, False)
             if step == 0 and value == 2.0:
                 vector.grad = torch.full_like(vector, float("nan"))
-                internals._add_to_sum(optimizer, vector, 1, 0, False)
+                gradient_sums._add_to_sum(optimizer, vector, 1, 0, False)
             # As after each backward pass; DeepSpeed drops the gradients before.
             weight.grad = vector.grad = None
-            internals._finish_sums(optimizer)
-        reduced, of_experts = internals._sums_to_reduce(optimizer)
+            gradient_sums._finish_sums(optimizer)
+        reduced, of_experts = gradient_sums._sums_to_reduce(optimizer)
         assert [sums.tolist() for sums in reduced[:1]] == [[3.5, 3.5, 3.5, 3.5, 0, 0]]
         assert reduced[1].isnan().all() if step == 0 else reduced[1].tolist() == [0, 0]
         assert of_experts == {}
         for _ in range(2):
-            internals._forget_sums(optimizer)
+            gradient_sums._forget_sums(optimizer)
             assert optimizer.fp32_groups_has_gradients == [[False, False], [False]]
 
 
@@ -239,17 +239,25 @@ def test_gradients_of_stage_1_are_clipped_without_a_wait() -> None:
         assert torch.cat(sums).tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_replaced_where_even_nan_goes() -> None:
-    for flag, expected in ((1.0, [5.0, -0.5]), (0.0, [1.0, 2.0])):
-        mine = [torch.tensor([math.nan if flag else 1.0, 2.0])]
-        internals.replace_where(torch.tensor(flag), mine, [torch.tensor([5.0, -0.5])])
-        assert mine[0].tolist() == expected
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_descent_by_hand(skips: bool) -> None:
+    """Means of 4 and 8 move a quarter of the way to gradients of 8 and 0, and tensors of 1 and 2 by 2 · (mean)."""
+    tensors, means = [torch.tensor([1.0]), torch.tensor([2.0])], [torch.tensor([4.0]), torch.tensor([8.0])]
+    gradients = [torch.tensor([math.nan if skips else 8.0]), torch.tensor([0.0])]
+    found_inf, before = torch.tensor(float(skips)), [1.0, 2.0, 4.0, 8.0]
+    internals.descend_all(tensors, gradients, means=means, momentum=0.75, rate=2.0, found_inf=found_inf)
+    assert torch.cat([*tensors, *means]).tolist() == (before if skips else [-9.0, -10.0, 5.0, 6.0])
+    # In place of the gradient, and with decay: 5 - 0.5 · (0.25 · 5 + 1).
+    one = [torch.tensor([3.0 if skips else 5.0])]
+    rate = torch.tensor(0.5, dtype=torch.float64)
+    internals.descend_all(one, [torch.tensor([1.0])], rate=rate, weight_decay=0.25, found_inf=found_inf)
+    assert one[0].tolist() == [3.0 if skips else 3.875]
 
 
 def test_gradients_of_bf16_parameters_add_up_in_fp32() -> None:
     """1 + 256 times 2^-8 is 2; in bf16, where 1 + 2^-8 is 1 again, it would stay 1."""
     parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
-    internals.accumulate_in_fp32(parameter)
+    gradient_sums.accumulate_in_fp32(parameter)
     for part in (1.0, *[2**-8] * 256):
         (parameter * part).sum().backward()
     assert parameter.grad is not None

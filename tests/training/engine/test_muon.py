@@ -14,7 +14,7 @@ from dist_transformer.training.engine.muon import Muon, orthogonalised
 from dist_transformer.training.engine.plain_adam import PlainAdam
 
 SHAPES = [(4, 4), (6, 3), (3, 6), (12, 4), (6, 3)]
-RATE, MOMENTUM, DECAY = 0.01, 0.95, 0.1
+RATE, DECAY = 0.01, 0.1
 
 
 def newton_schulz(matrix: Any) -> Any:
@@ -26,9 +26,11 @@ def newton_schulz(matrix: Any) -> Any:
     return x
 
 
-def optimizer(matrices: list[nn.Parameter], others: list[nn.Parameter], kind: type = Muon, **more: Any) -> Muon:
+def optimizer(
+    matrices: list[nn.Parameter], others: list[nn.Parameter], kind: type = Muon, momentum: float = 0.95, **more: Any
+) -> Muon:
     groups = [
-        {"params": matrices, "momentum": MOMENTUM, "weight_decay": DECAY},
+        {"params": matrices, "momentum": momentum, "weight_decay": DECAY},
         {"params": others, "weight_decay": 0.0},
     ]
     muon: Muon = kind(groups, lr=RATE, betas=(0.9, 0.98), eps=1e-9, **more)
@@ -36,12 +38,13 @@ def optimizer(matrices: list[nn.Parameter], others: list[nn.Parameter], kind: ty
     return muon
 
 
-def test_two_updates_are_those_of_the_definition() -> None:
+@pytest.mark.parametrize("momentum", [0.95, 0.0])
+def test_two_updates_are_those_of_the_definition(momentum: float) -> None:
     torch.manual_seed(1)
     matrices = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     vector, alone = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5))
     alone.data.copy_(vector)
-    muon = optimizer(matrices, [vector])
+    muon = optimizer(matrices, [vector], momentum=momentum)
     adam = torch.optim.AdamW([alone], lr=RATE, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
     wanted = [p.detach().double().numpy() for p in matrices]
     means = [np.zeros_like(w) for w in wanted]
@@ -55,8 +58,8 @@ def test_two_updates_are_those_of_the_definition() -> None:
         adam.step()
         for i, gradient in enumerate(gradients):
             g = gradient.double().numpy()
-            means[i] = MOMENTUM * means[i] + (1 - MOMENTUM) * g
-            ahead = MOMENTUM * means[i] + (1 - MOMENTUM) * g
+            means[i] = momentum * means[i] + (1 - momentum) * g
+            ahead = momentum * means[i] + (1 - momentum) * g
             update = 0.2 * math.sqrt(max(g.shape)) * newton_schulz(ahead)
             wanted[i] = wanted[i] * (1 - RATE * DECAY) - RATE * update
     for p, expected in zip(matrices, wanted, strict=True):
