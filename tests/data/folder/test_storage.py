@@ -74,12 +74,15 @@ def test_the_cache_is_bounded(remote: MemoryFileSystem, toy_data: DataFolder, tm
     assert all_tokens(folder) == all_tokens(toy_data)
 
 
-def test_shards_are_fetched_ahead(remote: MemoryFileSystem, tmp_path: Path) -> None:
-    folder = open_remote(tmp_path)
+@pytest.mark.parametrize(("short", "fetched"), [(0, 2), (1, 1)])
+def test_shards_that_half_of_the_cache_holds_are_fetched_ahead(
+    remote: MemoryFileSystem, toy_data: DataFolder, tmp_path: Path, short: int, fetched: int
+) -> None:
+    folder = open_remote(tmp_path, limit=2 * sum(shard.bytes for shard in toy_data.train.info.shards[2:]) - short)
     folder.train.fetch_ahead([2, 3])
     fetcher = folder.train.files._fetcher  # type: ignore[attr-defined]
     fetcher.join(timeout=600)
-    assert cached(folder) == ["train-00002.arrow", "train-00003.arrow"]
+    assert cached(folder) == ["train-00002.arrow", "train-00003.arrow"][:fetched]
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(

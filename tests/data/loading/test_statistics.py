@@ -71,13 +71,15 @@ def test_the_last_row_holds_the_longest_half_percent() -> None:
     assert [row.split() for row in rows] == [["1", "99.6%", "#" * 21], ["2", "up", "0.4%"]]
 
 
-@pytest.mark.parametrize("longest", [1, 2, 15, 16, 76, 300, 4000, 90_000])
-def test_rows_cover_all_lengths_and_fit_a_terminal(longest: int) -> None:
+@pytest.mark.parametrize(
+    ("longest", "row"), [(1, 1), (2, 1), (15, 1), (16, 2), (76, 10), (300, 20), (4000, 500), (90_000, 5970)]
+)
+def test_rows_cover_all_lengths_and_fit_a_terminal(longest: int, row: int) -> None:
     counts = np.zeros(longest + 1, dtype=np.int64)
     counts[1:] = 1
     sides = [Lengths(counts=counts)] * 2
     edges = histogram_edges(sides)
-    assert edges[0] == 1
+    assert edges[:2] == [1, 1 + row]
     assert len(edges) <= 17
     assert edges[-1] > 0.99 * longest
     lines = length_histograms(sides, ["source, " + "x" * 90, "target, en"]).splitlines()

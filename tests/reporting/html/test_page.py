@@ -233,13 +233,17 @@ def test_scores(run_dir: Path, read_page: ReadPage) -> None:
 def test_several_evaluations_are_rows_of_one_table(run_dir: Path, read_page: ReadPage) -> None:
     assert len(section(read_page(run_dir), "Scores").xpath(".//table")) == 1
     write_scores(run_dir / "best.json", 30.0, model="/home/someone/runs/1/best five", steps=[60, 20, 40])
-    os.utime(run_dir / "bleu.json", (1, 1))
+    # A model that a program held has no folder.
+    write_scores(run_dir / "held.json", 20.0, model=None, steps=[80])
+    for time, file in enumerate(("bleu.json", "held.json")):
+        os.utime(run_dir / file, (time, time))
     document = read_page(run_dir)
     found = section(document, "Scores")
     name = "best five (mean of 3, steps 20 to 60)"
     assert rows(found.xpath("./table")[0]) == [
         ["Model", "File", "Sentences", "BLEU", "chrF", "TER (lower is better)", "Signature of BLEU"],
         [name, "best.json", "1,000", "30.00", "61.50", "44.25", SIGNATURE],
+        ["step 80", "held.json", "1,000", "20.00", "61.50", "44.25", SIGNATURE],
         ["", "bleu.json", "1,000", "23.46", "61.50", "44.25", SIGNATURE],
     ]
     assert words(found.xpath("./details/p")[0]).startswith(f"model: {name}, 1,000 sentences, ")
