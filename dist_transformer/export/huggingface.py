@@ -81,8 +81,6 @@ class HuggingFacePeer:
         self.model: Any = _load(folder).to(device).eval()
         self.ids = ids_of(tokenizer, info.model)
         self.ours = [ours_of(side) for side in self.ids]
-        self.search: dict[str, Any] = {}
-        """Settings of greedy search that replace those of the folder."""
 
     def reads(self, text: str) -> bool:
         # A MarianTokenizer takes `>>de<<` at the beginning for a tag, and no table of SentencePiece removes U+0000.
@@ -112,7 +110,7 @@ class HuggingFacePeer:
     @torch.inference_mode()
     def greedy(self, sources: Sequence[list[int]], longest: int) -> list[list[int]]:
         # The length penalty and this way of stopping are for beams only.
-        search = self.search | {"num_beams": 1, "early_stopping": False, "length_penalty": 1.0}
+        search = {"num_beams": 1, "early_stopping": False, "length_penalty": 1.0}
         rows = self.model.generate(**self._inputs(sources), max_new_tokens=longest, **search).tolist()
         ended = (itertools.takewhile(lambda token: token != self.ids[1][EOS_ID], row[1:]) for row in rows)
         return [[self.ours[1][token] for token in row] for row in ended]

@@ -12,7 +12,7 @@ from dist_transformer.base.files import leaving_at_sigterm
 from dist_transformer.config.directions import Direction, worth_stating
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
-from dist_transformer.data.vocabulary.tokenizer import show_sizes
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, show_sizes
 from dist_transformer.export.gate import Gate, Show, dev_text, refuse_failed
 from dist_transformer.export.hub import find_folder
 from dist_transformer.export.huggingface import HuggingFacePeer, never_chosen
@@ -80,6 +80,8 @@ def import_model(settings: ImportSettings, device: torch.device, *, progress: tq
 def _of_transformers(settings: ImportSettings, device: torch.device, show: Show) -> Original:
     """Load a folder of MarianMT."""
     require_library("transformers")
+    from transformers import GenerationConfig
+
     vocabulary = read_vocabulary(settings.folder)
     named = read_tokenizer_config(settings.folder)
     source = settings.source_language or named.get("source_lang")
@@ -102,7 +104,14 @@ def _of_transformers(settings: ImportSettings, device: torch.device, show: Show)
     peer.tokenizer.split_special_tokens = True
     # Folders of transformers up to 4.40 say that decoding changes ` ,` to `,`. Ours does not.
     peer.tokenizer.clean_up_tokenization_spaces = False
-    peer.search["suppress_tokens"] = never_chosen(vocabulary, info.model)
+    # The search of a folder, which may sample or forbid repeated n-grams, is no part of the model.
+    begin, end, pad = (peer.ids[1][token] for token in (BOS_ID, EOS_ID, PAD_ID))
+    peer.model.generation_config = GenerationConfig(
+        decoder_start_token_id=begin,
+        eos_token_id=end,
+        pad_token_id=pad,
+        suppress_tokens=never_chosen(vocabulary, info.model),
+    )
     return info, vocabulary, dict(peer.model.state_dict()), peer
 
 

@@ -314,8 +314,16 @@ def test_the_gate_refuses_other_weights(
 
 def edit(name: str, **changes: object) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
-        values = json.loads((folder / name).read_text())
+        values = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
         (folder / name).write_text(json.dumps({**values, **changes}))
+
+    return change
+
+
+def remove(name: str, *keys: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({key: value for key, value in values.items() if key not in keys}))
 
     return change
 
@@ -392,6 +400,51 @@ def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: P
     edit("config.json", torch_dtype="float16", dtype="float16")(tmp_path / "theirs")
     checks = run(tmp_path / "theirs", tmp_path / "model")
     assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
+
+
+OF_SLOW = {"sp_model_kwargs": {}, "separate_vocabs": False, "model_max_length": 512, "special_tokens_map_file": None}
+"""Entries of `tokenizer_config.json` by every version."""
+ADDED = {"content": "<unk>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+HABITS: dict[str, list[Callable[[Path], object]]] = {
+    "published": [
+        lambda folder: (folder / "tokenizer_config.json").write_text('{"source_lang": "en", "target_lang": "de"}'),
+        lambda folder: (folder / "generation_config.json").unlink(),
+        remove("config.json", "decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings", "dtype"),
+        edit("config.json", num_beams=6, max_length=512, extra_pos_embeddings=9, normalize_before=False),
+    ],
+    "4.30": [
+        as_pickle(),
+        edit("tokenizer_config.json", **OF_SLOW, eos_token="</s>", unk_token={"__type": "AddedToken", **ADDED}),
+        edit("special_tokens_map.json", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"),
+        edit("config.json", num_beams=4, num_hidden_layers=2, torch_dtype="float32"),
+    ],
+    "4.57": [
+        edit("tokenizer_config.json", **OF_SLOW, added_tokens_decoder={"1": {**ADDED, "special": True}}),
+        edit("tokenizer_config.json", clean_up_tokenization_spaces=False, extra_special_tokens={}),
+    ],
+    "5": [
+        edit("tokenizer_config.json", **OF_SLOW, backend="custom", additional_special_tokens=None),
+        remove("tokenizer_config.json", "clean_up_tokenization_spaces"),
+        remove("config.json", "forced_eos_token_id"),
+    ],
+    "its own search": [
+        edit("generation_config.json", do_sample=True, no_repeat_ngram_size=2, forced_bos_token_id=7, min_length=9),
+        edit("tokenizer_config.json", padding_side="left", model_max_length=5),
+    ],
+}
+
+
+def test_folders_of_every_version_give_the_same_model(plain: Path, tmp_path: Path) -> None:
+    """As transformers 4.30, 4.40, 4.57 and 5 wrote one model; 4.40 has the settings of 4.57 and the rest of 4.30."""
+    run(plain, tmp_path / "model")
+    for habit, changes in HABITS.items():
+        shutil.copytree(plain, tmp_path / habit)
+        for change in changes:
+            change(tmp_path / habit)
+        run(tmp_path / habit, tmp_path / f"of {habit}")
+        for name in ("model.safetensors", "tokenizer.json"):
+            found, expected = ((tmp_path / folder / name).read_bytes() for folder in (f"of {habit}", "model"))
+            assert found == expected, habit
 
 
 def test_a_model_of_the_hub_is_named_with_its_commit(
