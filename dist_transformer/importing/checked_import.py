@@ -23,6 +23,7 @@ from dist_transformer.importing.marian_files import MarianWeights, find_marian_f
 from dist_transformer.importing.marian_folder import (
     our_weights,
     read_config,
+    read_settings,
     read_tokenizer_config,
     read_vocabulary,
     refuse_lacks,
@@ -82,12 +83,14 @@ def _of_transformers(settings: ImportSettings, device: torch.device, show: Show)
     require_library("transformers")
     from transformers import GenerationConfig
 
+    values = read_settings(settings.folder)
     vocabulary = read_vocabulary(settings.folder)
     named = read_tokenizer_config(settings.folder)
     source = settings.source_language or named.get("source_lang")
     target = settings.target_language or named.get("target_lang")
     settings = replace(settings, source_language=source, target_language=target)
-    config, sizes = read_config(settings.folder, vocabulary), _their_sizes(vocabulary)
+    config = read_config(settings.folder / CONFIG_FILE, values, vocabulary)
+    sizes = _their_sizes(vocabulary)
     surplus = [max(0, rows - size) for rows, size in zip(config.vocab_sizes, sizes, strict=True)]
     source_rows, target_rows = map(min, config.vocab_sizes, sizes)
     config = replace(config, vocab_size=source_rows, target_vocab_size=target_rows)

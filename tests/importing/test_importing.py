@@ -489,6 +489,17 @@ def test_without_settings_of_the_tokenizer_the_languages_are_given(plain: Path, 
     assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
 
 
+def test_a_path_that_is_no_folder_of_a_model_is_named(plain: Path, tmp_path: Path) -> None:
+    run(plain, tmp_path / "model")
+    for path, said in (
+        (tmp_path / "thiers", "thiers does not exist: pass the folder of a model, or ORG/NAME, a name of the hub"),
+        (plain / "config.json", "config.json is one file of a model: pass the folder, or Marian's decoder.yml"),
+        (tmp_path / "model", "model is a model folder already: it needs no import"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run(path, tmp_path / "no")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
