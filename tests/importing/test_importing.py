@@ -487,6 +487,9 @@ def test_without_settings_of_the_tokenizer_the_languages_are_given(plain: Path, 
         run(tmp_path / "theirs", tmp_path / "model")
     checks = run(tmp_path / "theirs", tmp_path / "model", source_language="en", target_language="de")
     assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
+    # They also replace those that a folder names.
+    run(plain, tmp_path / "other", source_language="eng", target_language="nds")
+    assert load_model(tmp_path / "other", CPU)[2].direction.name == "eng-nds"
 
 
 def test_a_path_that_is_no_folder_of_a_model_is_named(plain: Path, tmp_path: Path) -> None:

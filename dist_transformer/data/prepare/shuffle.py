@@ -118,7 +118,7 @@ def count_repeats(paths: Sequence[Path], pairs: int) -> int:
     Args:
         paths: files of their keys.
     """
-    parts, repeats = -(-pairs // _KEYS_AT_ONCE), 0
+    parts, repeats = max(1, -(-pairs // _KEYS_AT_ONCE)), 0
     for first, after in itertools.pairwise(part * 2**64 // parts for part in range(parts + 1)):
         keys = np.sort(np.concatenate([_rows_between(path, first, after - 1)[0] for path in paths]))
         repeats += int((keys[1:] == keys[:-1]).sum())

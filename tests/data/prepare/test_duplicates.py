@@ -77,6 +77,8 @@ def test_repetitions_are_dropped_on_demand(tmp_path: Path, monkeypatch: pytest.M
     trained = train_text(DataFolder.open(tmp_path / "one"))
     different = {*drawn, ("two", "zwei")}
     assert sorted((a.lower(), b.lower()) for a, b in trained) == sorted((a.lower(), b.lower()) for a, b in different)
+    index, _ = prepare(tmp_path, "short", PAIRS, drop_repeats=True)
+    assert (index.dropped["repeats"], index.train.pairs, index.several_sentences) == (3, 2, 0)
     monkeypatch.setattr(pipeline, "CHUNK_PAIRS", 13)
     prepare(tmp_path, "two", pairs, vocab_size=None, **changes)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
