@@ -173,7 +173,7 @@ def test_a_vocabulary_that_marian_cannot_read_is_named(toy_lines: Lines, model_i
 def test_without_marian_nothing_is_written(
     toy_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that Marian cannot express is refused first, so that nobody installs it in vain."""
+    """A model that Marian cannot express is refused before the program is needed."""
     monkeypatch.setattr(marian_program.shutil, "which", lambda _: None)
     settings = ExportSettings(model=tmp_path / "model", to="marian", out=tmp_path / "out")
     for changes, said in (

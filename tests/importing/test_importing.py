@@ -435,7 +435,7 @@ HABITS: dict[str, list[Callable[[Path], object]]] = {
 
 
 def test_folders_of_every_version_give_the_same_model(plain: Path, tmp_path: Path) -> None:
-    """As transformers 4.30, 4.40, 4.57 and 5 wrote one model; 4.40 has the settings of 4.57 and the rest of 4.30."""
+    """Import what transformers 4.30, 4.57 and 5 wrote of one model; a folder of 4.40 has parts of 4.30 and of 4.57."""
     run(plain, tmp_path / "model")
     for habit, changes in HABITS.items():
         shutil.copytree(plain, tmp_path / habit)
