@@ -53,12 +53,12 @@ def export_model(settings: ExportSettings, device: torch.device, *, progress: tq
             disk.
     """
     refuse_unfit, write, load = _TARGETS[settings.to]
+    refuse_content(settings.out)
+    refuse_unfit(read_model_info(settings.model).model)
     if settings.to == "marian":
         load = partial(load, find_program(settings.program))
     else:
         require_library(LIBRARIES[settings.to])
-    refuse_content(settings.out)
-    refuse_unfit(read_model_info(settings.model).model)
     model, tokenizer, info = load_model(settings.model, device)
     info = info.facing(settings.direction, settings.tags)
     translator = Translator(model, tokenizer, device, Decoding(), tags=info.direction.tags)

@@ -18,7 +18,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.text.lines import read_lines
 from dist_transformer.data.vocabulary.m2m100 import wrap_m2m100
 from dist_transformer.data.vocabulary.marian import MarianVocabulary
-from dist_transformer.data.vocabulary.tokenizer import show_sizes
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, show_sizes
 from dist_transformer.export.gate import Gate, Show, dev_text, refuse_failed
 from dist_transformer.export.hub import find_folder
 from dist_transformer.export.huggingface import HuggingFacePeer, never_chosen
@@ -36,6 +36,7 @@ from dist_transformer.importing.marian_folder import (
     Imported,
     our_weights,
     read_config,
+    read_settings,
     read_tokenizer_config,
     read_vocabulary,
     refuse_lacks,
@@ -132,12 +133,16 @@ def _of_m2m100(settings: ImportSettings, device: torch.device, show: Show) -> Or
 def _of_marianmt(settings: ImportSettings, device: torch.device, show: Show) -> Original:
     """Load a folder of MarianMT."""
     require_library("transformers")
+    from transformers import GenerationConfig
+
+    values = read_settings(settings.folder)
     vocabulary = read_vocabulary(settings.folder)
     named = read_tokenizer_config(settings.folder)
     source = settings.source_language or named.get("source_lang")
     target = settings.target_language or named.get("target_lang")
     settings = replace(settings, source_language=source, target_language=target)
-    config, sizes = read_config(settings.folder, vocabulary), _their_sizes(vocabulary)
+    config = read_config(settings.folder / CONFIG_FILE, values, vocabulary)
+    sizes = _their_sizes(vocabulary)
     surplus = [max(0, rows - size) for rows, size in zip(config.vocab_sizes, sizes, strict=True)]
     source_rows, target_rows = map(min, config.vocab_sizes, sizes)
     config = replace(config, vocab_size=source_rows, target_vocab_size=target_rows)
@@ -149,7 +154,14 @@ def _of_marianmt(settings: ImportSettings, device: torch.device, show: Show) -> 
     peer.tokenizer.split_special_tokens = True
     # Folders of transformers up to 4.40 say that decoding changes ` ,` to `,`. Ours does not.
     peer.tokenizer.clean_up_tokenization_spaces = False
-    peer.search["suppress_tokens"] = never_chosen(vocabulary, info.model)
+    # The search of a folder, which may sample or forbid repeated n-grams, is no part of the model.
+    begin, end, pad = (peer.ids[1][token] for token in (BOS_ID, EOS_ID, PAD_ID))
+    peer.model.generation_config = GenerationConfig(
+        decoder_start_token_id=begin,
+        eos_token_id=end,
+        pad_token_id=pad,
+        suppress_tokens=never_chosen(vocabulary, info.model),
+    )
     return info, vocabulary, dict(peer.model.state_dict()), peer
 
 

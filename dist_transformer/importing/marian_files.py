@@ -75,6 +75,11 @@ def find_marian_files(path: Path) -> MarianFiles:
         if len(found) > 1:
             raise UserError(f"{path} has {len(found)} models: name one of them, such as {found[0]}")
         (path,) = found
+    elif not path.exists():
+        raise UserError(f"{path} does not exist: pass the folder of a model, or ORG/NAME, a name of the hub")
+    elif path.suffix not in (".yml", ".yaml"):
+        _refuse_bergamot([path], path.parent)
+        raise UserError(f"{path} is one file of a model: pass the folder, or Marian's decoder.yml")
     values = _yaml(read_bytes(path, _REMEDY), path)
     models, vocabularies = (
         [path.parent / name for name in values.get(key) or () if isinstance(name, str)] for key in ("models", "vocabs")

@@ -55,19 +55,31 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     return read_json(path, remedy=_REMEDY) if path.exists() else {}
 
 
-def read_config(folder: Path, vocabulary: MarianVocabulary) -> ModelConfig:
-    """Read `config.json` as a model of ours.
-
-    Args:
-        vocabulary: that of the folder.
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Read `config.json`.
 
     Raises:
-        UserError: it is not of a MarianMT model, or of one that our model cannot express.
+        UserError: it is not of a MarianMT model.
     """
     path = folder / CONFIG_FILE
     values = read_json(path, remedy=_REMEDY)
+    if "format_version" in values:
+        raise UserError(f"{folder} is a model folder already: it needs no import")
     if values.get("model_type") != "marian":
         raise UserError(f"{path} is of a model of type {values.get('model_type')!r}, not marian: {_REMEDY}")
+    return values
+
+
+def read_config(path: Path, values: dict[str, Any], vocabulary: MarianVocabulary) -> ModelConfig:
+    """Read settings of MarianMT as a model of ours.
+
+    Args:
+        path: file of the settings.
+        vocabulary: that of the folder.
+
+    Raises:
+        UserError: our model cannot express theirs.
+    """
     activation = values.get("activation_function")
     shares, is_tied = values.get("share_encoder_decoder_embeddings", True), values.get("tie_word_embeddings", True)
     heads, ffn_width = values["encoder_attention_heads"], values["encoder_ffn_dim"]

@@ -79,6 +79,8 @@ class MlflowSink(_Tracker):
         super().__init__(run_dir, continues_after)
         make_folder(self._file.parent)
         if "MLFLOW_TRACKING_URI" not in os.environ:
+            # Newer versions demand it for files; the other stores of this machine need the whole of MLflow.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             self._mlflow.set_tracking_uri((self._file.parent / "runs").resolve().as_uri())
         run = self._mlflow.start_run(run_id=self._sent["id"], run_name=run_dir.resolve().name)
         if self._sent["id"] is None:

@@ -17,8 +17,9 @@ from tests.averaging.conftest import MODEL, random_weights, save
 
 def test_each_number_is_mixed_by_the_shares(tmp_path: Path) -> None:
     """Two runs, which a mean refuses, have dropout rates of their own."""
-    base = save(tmp_path / "base", 4, corpus="general")
-    tuned = save(tmp_path / "tuned", 2, run="another", corpus="own", model=dataclasses.replace(MODEL, dropout=0.3))
+    base = save(tmp_path / "base", 4, corpus="general", synthetic=False)
+    changed = {"run": "another", "corpus": "own", "model": dataclasses.replace(MODEL, dropout=0.3), "synthetic": True}
+    tuned = save(tmp_path / "tuned", 2, **changed)
     info = api.average(interpolate=[f"{base}:3", f"{tuned}:1"], out=tmp_path / "out")
     stored, first, other = (
         safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"),
@@ -29,7 +30,7 @@ def test_each_number_is_mixed_by_the_shares(tmp_path: Path) -> None:
         expected = (0.75 * first[name].double() + 0.25 * other[name].double()).float()
         assert torch.equal(tensor, expected), name
     assert info == read_model_info(tmp_path / "out")
-    assert (info.steps, info.run, info.corpus) == ((2, 4), None, "general, own")
+    assert (info.steps, info.run, info.corpus, info.synthetic) == ((2, 4), None, "general, own", True)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"Interpolated: 0.75 of {base}, 0.25 of {tuned}" in card
 

@@ -16,6 +16,8 @@ from dist_transformer import api
 from dist_transformer.cli import evaluate as module
 from dist_transformer.evaluation.bleu import score
 from dist_transformer.evaluation.compare import compare
+from dist_transformer.evaluation.published import published_files
+from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.launch import as_typed, own_command
 from dist_transformer.runtime.world import World
 from tests.cli.conftest import Call, Lines
@@ -140,6 +142,16 @@ def test_several_references(
     api.evaluate(**values, device="cpu")
     unlike = dict.fromkeys(("seconds", "hypotheses"))
     assert {**json.loads(again.read_text("utf-8")), **unlike} == {**report, **unlike}
+
+
+def test_all_references_of_a_published_test_set_count(
+    model_info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DATASETS["wmt20/tworefs"], "_outdir", str(tmp_path))
+    for field in DATASETS["wmt20/tworefs"].fieldnames("en-de"):
+        (tmp_path / f"wmt20_tworefs.en-de.{field.replace(':', '-')}").touch()
+    names = [file.name.rpartition(".")[2] for file in published_files("wmt20/tworefs", model_info)]
+    assert names == ["src", "ref-0", "ref-1"]
 
 
 def test_a_published_test_set(

@@ -52,8 +52,9 @@ for file in sorted(Path(sys.argv[1]).glob("offline-run-*/*.wandb")):
 
 
 READ_MLFLOW = """
-import json
+import json, os
 from pathlib import Path
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from mlflow import MlflowClient
 
 client = MlflowClient(Path("run/mlflow/runs").resolve().as_uri())

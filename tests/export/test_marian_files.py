@@ -15,7 +15,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.sentence_piece import learn_sentence_piece
-from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Vocabulary
+from dist_transformer.data.vocabulary.tokenizer import EOS_ID, Tokenizer, Vocabulary
 from dist_transformer.export import marian_program
 from dist_transformer.export.checked_export import export_model
 from dist_transformer.export.ctranslate2 import save_for_ctranslate2
@@ -25,7 +25,7 @@ from dist_transformer.importing.marian_files import MarianWeights, find_marian_f
 from dist_transformer.importing.marian_folder import our_weights
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.model.transformer import Transformer
-from dist_transformer.model_folder import ModelInfo
+from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.importing.marian_npz import HEADS, INNER, SIDES, WIDTH, Kind, log_probabilities, write_model
 from tests.importing.test_importing import SILENT
 
@@ -170,9 +170,20 @@ def test_a_vocabulary_that_marian_cannot_read_is_named(toy_lines: Lines, model_i
         write_marian(tmp_path, model, vocabulary, model_info)
 
 
-def test_without_marian_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_marian_nothing_is_written(
+    toy_tokenizer: Tokenizer, model_info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that Marian cannot express is refused before the program is needed."""
     monkeypatch.setattr(marian_program.shutil, "which", lambda _: None)
     settings = ExportSettings(model=tmp_path / "model", to="marian", out=tmp_path / "out")
-    with pytest.raises(UserError, match="is compared with Marian itself, which is not here: pip install pymarian"):
-        export_model(settings, CPU, progress=SILENT, show=print)
+    for changes, said in (
+        ({"begin_with_zeros": False}, "Marian does not support begin_with_zeros"),
+        ({}, "is compared with Marian itself, which is not here: pip install pymarian"),
+    ):
+        config = dataclasses.replace(EXPRESSIBLE, **changes).for_vocabularies(*toy_tokenizer.sizes)
+        info = dataclasses.replace(model_info, model=config)
+        weights = dict(Transformer(config).state_dict())
+        write_model_folder(settings.model, info=info, weights=weights, tokenizer_json=toy_tokenizer.content)
+        with pytest.raises(UserError, match=said):
+            export_model(settings, CPU, progress=SILENT, show=print)
     assert not (tmp_path / "out").exists()

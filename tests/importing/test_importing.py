@@ -314,8 +314,16 @@ def test_the_gate_refuses_other_weights(
 
 def edit(name: str, **changes: object) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
-        values = json.loads((folder / name).read_text())
+        values = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
         (folder / name).write_text(json.dumps({**values, **changes}))
+
+    return change
+
+
+def remove(name: str, *keys: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({key: value for key, value in values.items() if key not in keys}))
 
     return change
 
@@ -394,6 +402,51 @@ def test_a_folder_of_an_older_version_in_half_precision(plain: Path, tmp_path: P
     assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
 
 
+OF_SLOW = {"sp_model_kwargs": {}, "separate_vocabs": False, "model_max_length": 512, "special_tokens_map_file": None}
+"""Entries of `tokenizer_config.json` by every version."""
+ADDED = {"content": "<unk>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+HABITS: dict[str, list[Callable[[Path], object]]] = {
+    "published": [
+        lambda folder: (folder / "tokenizer_config.json").write_text('{"source_lang": "en", "target_lang": "de"}'),
+        lambda folder: (folder / "generation_config.json").unlink(),
+        remove("config.json", "decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings", "dtype"),
+        edit("config.json", num_beams=6, max_length=512, extra_pos_embeddings=9, normalize_before=False),
+    ],
+    "4.30": [
+        as_pickle(),
+        edit("tokenizer_config.json", **OF_SLOW, eos_token="</s>", unk_token={"__type": "AddedToken", **ADDED}),
+        edit("special_tokens_map.json", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"),
+        edit("config.json", num_beams=4, num_hidden_layers=2, torch_dtype="float32"),
+    ],
+    "4.57": [
+        edit("tokenizer_config.json", **OF_SLOW, added_tokens_decoder={"1": {**ADDED, "special": True}}),
+        edit("tokenizer_config.json", clean_up_tokenization_spaces=False, extra_special_tokens={}),
+    ],
+    "5": [
+        edit("tokenizer_config.json", **OF_SLOW, backend="custom", additional_special_tokens=None),
+        remove("tokenizer_config.json", "clean_up_tokenization_spaces"),
+        remove("config.json", "forced_eos_token_id"),
+    ],
+    "its own search": [
+        edit("generation_config.json", do_sample=True, no_repeat_ngram_size=2, forced_bos_token_id=7, min_length=9),
+        edit("tokenizer_config.json", padding_side="left", model_max_length=5),
+    ],
+}
+
+
+def test_folders_of_every_version_give_the_same_model(plain: Path, tmp_path: Path) -> None:
+    """Import what transformers 4.30, 4.57 and 5 wrote of one model; a folder of 4.40 has parts of 4.30 and of 4.57."""
+    run(plain, tmp_path / "model")
+    for habit, changes in HABITS.items():
+        shutil.copytree(plain, tmp_path / habit)
+        for change in changes:
+            change(tmp_path / habit)
+        run(tmp_path / habit, tmp_path / f"of {habit}")
+        for name in ("model.safetensors", "tokenizer.json"):
+            found, expected = ((tmp_path / folder / name).read_bytes() for folder in (f"of {habit}", "model"))
+            assert found == expected, habit
+
+
 def test_a_model_of_the_hub_is_named_with_its_commit(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +487,20 @@ def test_without_settings_of_the_tokenizer_the_languages_are_given(plain: Path, 
         run(tmp_path / "theirs", tmp_path / "model")
     checks = run(tmp_path / "theirs", tmp_path / "model", source_language="en", target_language="de")
     assert [(check.name, check.state) for check in checks] == [(name, "ok") for name in ROWS]
+    # They also replace those that a folder names.
+    run(plain, tmp_path / "other", source_language="eng", target_language="nds")
+    assert load_model(tmp_path / "other", CPU)[2].direction.name == "eng-nds"
+
+
+def test_a_path_that_is_no_folder_of_a_model_is_named(plain: Path, tmp_path: Path) -> None:
+    run(plain, tmp_path / "model")
+    for path, said in (
+        (tmp_path / "thiers", "thiers does not exist: pass the folder of a model, or ORG/NAME, a name of the hub"),
+        (plain / "config.json", "config.json is one file of a model: pass the folder, or Marian's decoder.yml"),
+        (tmp_path / "model", "model is a model folder already: it needs no import"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run(path, tmp_path / "no")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,12 @@ def as_bergamot(folder: Path) -> None:
     (folder / "model.npz").rename(folder / "model.ende.intgemm.alphas.bin")
 
 
+def test_weights_of_bergamot_are_named_as_those(tmp_path: Path) -> None:
+    (tmp_path / "model.intgemm.bin").write_bytes(b"\1\0")
+    with pytest.raises(UserError, match="has an 8-bit Bergamot model with a recurrent decoder, which cannot be"):
+        find_marian_files(tmp_path / "model.intgemm.bin")
+
+
 def name_two(folder: Path) -> None:
     for name in "ab":
         write_decoder(folder, [folder / "joint.spm"] * 2).rename(folder / f"{name}.decoder.yml")

@@ -106,9 +106,12 @@ def _encode(
     in_validation = np.isin(keys, read_validation_keys(work))
     if not settings.keep_overlap:
         places, keys = places[~in_validation], keys[~in_validation]
-    shards.write_batch(chunk.keys(work), {"key": pa.array(np.sort(keys))})
-    order = pair_hash(chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
-    by_order = np.argsort(order)
+    several = np.concatenate(several_parts)[kept[places]]
+    for path, written in ((chunk.keys(work), keys), (chunk.several_keys(work), keys[several])):
+        shards.write_batch(path, {"key": pa.array(np.sort(written))})
+    # A key in place of a number gives all repeats of a pair one hash, of which only the first pair is written.
+    order = pair_hash(keys if settings.drop_repeats else chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
+    by_order = np.argsort(order, kind="stable")
     places = places[by_order]
     columns = [side.take(places) for pair in variants for side in pair]
     arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
@@ -116,7 +119,7 @@ def _encode(
     masks = (empty, too_long, unlike, in_validation, long_line)
     counts = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
     counts["tokens"] = sum(len(side.values) for side in columns)
-    counts["several"] = int(np.concatenate(several_parts)[kept[places]].sum())
+    counts["several"] = int(several.sum())
     return [counts, *unknown]
 
 

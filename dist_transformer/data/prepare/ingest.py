@@ -64,6 +64,10 @@ class Chunk:
     def keys(self, work: Work) -> Path:
         return work.folder / f"keys-{self.name}.arrow"
 
+    def several_keys(self, work: Work) -> Path:
+        """Return the file of those keys whose source has several sentences."""
+        return work.folder / f"several-{self.name}.arrow"
+
     def texts(self, work: Work, rows: np.ndarray) -> tuple[list[str], list[str]]:
         """Return source and target of the rows; both are empty if the pair was not read."""
         batch = shards.read_batch(self.text(work)).take(pa.array(rows))

@@ -171,11 +171,15 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
             f"no training pair is left of {names} ({reasons} dropped): "
             "check the files, or raise --max-tokens and --max-length-ratio, or pass --keep-overlap"
         )
+    repeats = ranks.lead(lambda: count_repeats([chunk.keys(work) for chunk in chunks], kept))
+    if settings.drop_repeats:
+        several -= ranks.lead(lambda: count_repeats([chunk.several_keys(work) for chunk in chunks], several))
+        dropped["repeats"], kept, repeats = repeats, kept - repeats, 0
     counts = {
         "pairs_read": pairs_read,
         "dropped": dict(dropped),
         "overlap": overlap,
-        "repeats": ranks.lead(lambda: count_repeats(work, chunks, kept)),
+        "repeats": repeats,
         "several_sentences": several,
     }
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
@@ -365,7 +369,10 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
         report(f"overlap: {index.overlap:,} training pairs are also validation pairs, {was}")
     if index.repeats:
         share = index.repeats / train.pairs
-        report(f"duplicates: {index.repeats:,} of the kept pairs repeat another one exactly ({share:.1%})")
+        report(
+            f"duplicates: {index.repeats:,} of the kept pairs repeat another one exactly ({share:.1%}): --drop-repeats "
+            "drops them"
+        )
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
         report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} per sentence (the special token included)")
     if index.source_tags:

@@ -223,6 +223,8 @@ class PrepareSettings:
     keep_overlap: bool = False
     """Keep training pairs that are also validation pairs, instead of counting them and leaving them out; validation
     then looks better than it is."""
+    drop_repeats: bool = False
+    """Drop pairs that repeat another one exactly, instead of counting them."""
     pairs_per_shard: int = 100_000
     """Pairs per shard, on average; shards differ in size because pairs are assigned by hash."""
     seed: int = 1

@@ -64,7 +64,8 @@ def _write(
     read = [_rows_between(path, edges[0], edges[-1] - 1) for path in paths]
     order = np.concatenate([hashes for hashes, _ in read])
     columns = [TokenLists.concatenate(column) for column in zip(*(lists for _, lists in read), strict=True)]
-    by_hash = np.argsort(order)
+    # Only repeats that are dropped have the same hash; the first of the text is written.
+    _, by_hash = np.unique(order, return_index=True)
     # As uint64: numpy would compare other integers with these as floats.
     inner = np.searchsorted(order[by_hash], np.array(edges[1:-1], dtype=np.uint64))
     written: list[list[dict[str, Any]]] = []
@@ -111,10 +112,14 @@ def _row_sums(rows: TokenLists, purpose: int) -> np.ndarray:
     return sums[edges[1:]] - sums[edges[:-1]]
 
 
-def count_repeats(work: Work, chunks: Sequence[Chunk], pairs: int) -> int:
-    """Count the training pairs that exactly repeat another one, in memory that does not grow with their number."""
-    parts, repeats = -(-pairs // _KEYS_AT_ONCE), 0
+def count_repeats(paths: Sequence[Path], pairs: int) -> int:
+    """Count the pairs that exactly repeat another one, in memory that does not grow with their number.
+
+    Args:
+        paths: files of their keys.
+    """
+    parts, repeats = max(1, -(-pairs // _KEYS_AT_ONCE)), 0
     for first, after in itertools.pairwise(part * 2**64 // parts for part in range(parts + 1)):
-        keys = np.sort(np.concatenate([_rows_between(chunk.keys(work), first, after - 1)[0] for chunk in chunks]))
+        keys = np.sort(np.concatenate([_rows_between(path, first, after - 1)[0] for path in paths]))
         repeats += int((keys[1:] == keys[:-1]).sum())
     return repeats

@@ -1,4 +1,4 @@
-"""Exact duplicates are counted, and validation pairs are not trained on."""
+"""Exact duplicates are counted or dropped, and validation pairs are not trained on."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,7 +11,7 @@ from dist_transformer.data.folder.format import DataIndex, TokenLists
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare import pipeline, shuffle
 from dist_transformer.data.prepare.shuffle import pair_keys
-from tests.data.prepare.preparing import run, with_validation
+from tests.data.prepare.preparing import files_of, run, train_text, with_validation
 
 # NFKC makes the full-width letters plain, so the third pair is the first again.
 PAIRS = [("one", "eins"), ("two", "zwei"), ("ｏｎｅ", "eins"), ("two", "zwei"), ("two", "zwo"), ("two", "zwei")]
@@ -28,7 +28,7 @@ def test_validation_pairs_are_left_out_and_repetitions_counted(tmp_path: Path) -
     # one/eins twice, two/zwei three times: 1 + 2 repeat another pair.
     assert (index.overlap, index.repeats, index.train.pairs) == (1, 3, 5)
     assert "overlap: 1 training pairs are also validation pairs, left out of training" in said
-    assert "duplicates: 3 of the kept pairs repeat another one exactly (60.0%)" in said
+    assert "duplicates: 3 of the kept pairs repeat another one exactly (60.0%): --drop-repeats drops them" in said
 
 
 def test_the_overlap_is_kept_on_demand(tmp_path: Path) -> None:
@@ -60,6 +60,28 @@ def test_repetitions_are_counted_in_parts_of_any_size(
     pairs = [(f"{a} dogs", f"{b} Hunde") for a, b in generator.integers(8, size=(90, 2))]
     index, _ = prepare(tmp_path, "data", pairs)
     assert index.repeats == 90 - len(set(pairs)) > 10
+
+
+def test_repetitions_are_dropped_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the text stays, with the change that --augment draws for its number, for chunks of any size."""
+    generator = np.random.default_rng(3)
+    drawn = [(f"{a} dogs. They bark.", f"{b} Hunde") for a, b in generator.integers(5, size=(90, 2))]
+    pairs = [*drawn, ("two", "zwei"), ("ｔｗｏ", "zwei")]
+    changes = {"drop_repeats": True, "augment": ("upper:0.5",), "tokenizer": tmp_path / "all"}
+    counted, said = prepare(tmp_path, "all", pairs)
+    assert (counted.repeats, counted.several_sentences) == (92 - len({*drawn}) - 1, 90)
+    index, said = prepare(tmp_path, "one", pairs, vocab_size=None, **changes)
+    assert (index.dropped["repeats"], index.repeats) == (counted.repeats, 0)
+    assert (index.train.pairs, index.several_sentences) == (len({*drawn}) + 1, len({*drawn}))
+    assert any(f"kept: {len({*drawn}) + 1} of 92 pairs; dropped " in line and "repeats" in line for line in said)
+    trained = train_text(DataFolder.open(tmp_path / "one"))
+    different = {*drawn, ("two", "zwei")}
+    assert sorted((a.lower(), b.lower()) for a, b in trained) == sorted((a.lower(), b.lower()) for a, b in different)
+    index, _ = prepare(tmp_path, "short", PAIRS, drop_repeats=True)
+    assert (index.dropped["repeats"], index.train.pairs, index.several_sentences) == (3, 2, 0)
+    monkeypatch.setattr(pipeline, "CHUNK_PAIRS", 13)
+    prepare(tmp_path, "two", pairs, vocab_size=None, **changes)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
 def test_the_key_of_a_pair_tells_sides_places_and_ends_apart() -> None:
