@@ -10,7 +10,6 @@ from dist_transformer.base.errors import exit_on_user_error
 
 def stand_in() -> None:
     """Replace the values that the host reads: norms, sums over ranks, what ranks compare, the end of a search."""
-    from deepspeed.runtime.zero import partitioned_param_coordinator
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
@@ -23,14 +22,13 @@ def stand_in() -> None:
     def one(*_: Any, **__: Any) -> torch.Tensor:
         return torch.tensor(1.0)
 
+    leave_out_looks()
     reduce = distributed.all_reduce_sum
 
     def reduced_to_ones(sums: torch.Tensor) -> torch.Tensor:
         summed = reduce(sums)
         return torch.ones(summed.shape, dtype=summed.dtype) if summed.is_cuda else summed
 
-    # DeepSpeed describes all parameters at stage 3, and torch would search their numbers for finite ones.
-    torch.Tensor.__repr__ = lambda _: "a tensor"
     DeepSpeedZeroOptimizer.scaled_global_norm = one
     DeepSpeedZeroOptimizer_Stage3.scaled_global_norm = one
     internals._norm_of_all = one
@@ -38,7 +36,6 @@ def stand_in() -> None:
     torch.nn.utils.get_total_norm = one
     distributed.all_reduce_sum = reduced_to_ones
     logbook.read = lambda *tensors: [torch.ones(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda *_: None
 
     def run_two_steps(search: Any) -> Any:
         """Search as `_Search.run` does, but each sentence has ended after two steps, with two tokens."""
@@ -59,6 +56,15 @@ def stand_in() -> None:
 
     beam._Search.run = run_two_steps
     Tokenizer.decode = lambda *_: "a b"
+
+
+def leave_out_looks() -> None:
+    """Leave out what DeepSpeed does at stage 3 to describe parameters, and to compare numbers between ranks."""
+    from deepspeed.runtime.zero import partitioned_param_coordinator
+
+    # torch would search the numbers of a tensor for finite ones.
+    torch.Tensor.__repr__ = lambda _: "a tensor"  # type: ignore[method-assign, assignment]
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda *_: None
 
 
 def main() -> None:
