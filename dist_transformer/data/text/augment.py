@@ -78,7 +78,8 @@ class Neighbours:
                 words = {word.lower() for word in _WORD.findall(text)}
                 sides.append([numbers[side].setdefault(word, len(numbers[side])) for word in sorted(words)])
                 counts[side].update(sides[-1])
-            together.append((np.array(sides[0], dtype=np.int64)[:, None] << 32 | np.array(sides[1])).ravel())
+            ids = [np.array(side, dtype=np.int64) for side in sides]
+            together.append((ids[0][:, None] << 32 | ids[1]).ravel())
         codes, found = np.unique(np.concatenate([*together, np.empty(0, np.int64)]), return_counts=True)
         kept = found >= _LEAST_PAIRS
         spelled = [list(side) for side in numbers]

@@ -62,7 +62,8 @@ def test_copies_are_beside_words_that_translate_each_other() -> None:
 
 
 def test_copies_are_at_the_ends_of_texts_without_known_words() -> None:
-    found = {MODIFIERS["copy"]("Hi .", "你好。", Random(seed), Neighbours([]), ["\ufdd0"]) for seed in range(9)}
+    neighbours = Neighbours([("Hi", ""), ("", "!")])
+    found = {MODIFIERS["copy"]("Hi .", "你好。", Random(seed), neighbours, ["\ufdd0"]) for seed in range(9)}
     assert found == {(" \ufdd0 Hi .", " \ufdd0 你好。"), ("Hi . \ufdd0 ", "你好。 \ufdd0 ")}
 
 
