@@ -40,7 +40,7 @@ def test_spans_are_placeholders_for_the_model_alone(tokenizer: Tokenizer, monkey
 
     monkeypatch.setattr(module, "beam_search", echo)
     lines = ["See https://a.example/b, the dog.", "The 12 dogs (12) see 3.", "the dog"]
-    found = translator_of(tokenizer, protect=("urls,numbers",)).translate(lines)
+    found = translator_of(tokenizer, protect=("urls", "numbers")).translate(lines)
     assert [one.text for one in found] == [lines[0], "The 12 dogs () see 3. 12", lines[2]]
     assert sorted(token for source in seen for token in source if token in (5, 6)) == [5, 5, 6]
     # The tag of a language is no placeholder.

@@ -8,28 +8,18 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.placeholders import split_at_marks, without_marks
 
+# Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
+_SPACELESS = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
 _PATTERNS = {
+    "urls": rf"(?i:(?:https?|ftp)://|www\.)[^\s<>\"'{_SPACELESS}]*[^\s<>\"'{_SPACELESS}.,;:!?()\[\]{{}}]",
+    "emails": r"(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
+    "numbers": rf"(?<![^\W{_SPACELESS}])\d+(?:[.,:/-]\d+)*(?![^\W{_SPACELESS}])",
     "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
-    "urls": r"(?:(?:https?|ftp)://|www\.)[^\s<>\"']*[^\s<>\"'.,;:!?()\[\]{}]/?",
-    "emails": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-    "numbers": r"(?<!\w)\d+(?:[.,:/-]\d+)*(?!\w)",
 }
+KINDS = tuple(_PATTERNS)
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
-
-
-def parse_kinds(values: Sequence[str]) -> tuple[str, ...]:
-    """Return kinds of spans, which are apart or separated by commas, in the order in which they are looked for.
-
-    Raises:
-        UserError: a kind is unknown.
-    """
-    given = ",".join(values).split(",") if values else []
-    if unknown := [kind for kind in given if kind not in _PATTERNS]:
-        raise UserError(f"protect {unknown[0]}: it must be one or more of {', '.join(_PATTERNS)}")
-    return tuple(kind for kind in _PATTERNS if kind in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class ProtectedLine:
             spans[mark] = (found[0], line[: found.start()][-1:] or " ", line[found.end() :][:1] or " ")
             return mark
 
-        text = re.sub("|".join(_PATTERNS[kind] for kind in kinds), marked, line) if kinds else line
+        text = re.sub("|".join(_PATTERNS[kind] for kind in _PATTERNS if kind in kinds), marked, line) if kinds else line
         # A word alone may be an abbreviation.
         is_raised = recase and text.isupper() and len(text.split()) > 1
         if is_raised:

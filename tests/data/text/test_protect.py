@@ -2,11 +2,9 @@
 
 import pytest
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.protect import ProtectedLine, parse_kinds
+from dist_transformer.data.text.protect import KINDS, ProtectedLine
 from dist_transformer.data.vocabulary.placeholders import marks
 
-KINDS = parse_kinds(["urls,emails", "numbers", "placeholders"])
 A, B, C = MARKS = marks(3)
 
 
@@ -24,6 +22,8 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("B2B, 3D and x86 have none", []),
         ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
         ("100% sure", ["100"]),
+        ("SEE HTTP://EXAMPLE.ORG/A.", ["HTTP://EXAMPLE.ORG/A"]),
+        ("有3只狗，见https://example.org/a。写信到a@example.org谢谢", ["3", "https://example.org/a", "a@example.org"]),
     ],
 )
 def test_spans(line: str, spans: list[str]) -> None:
@@ -71,6 +71,6 @@ def test_capitals(line: str, text: str, restored: str) -> None:
     assert found.restore(f"ein Hund {A}" if found.spans else "ein Hund 5", append=True) == (restored, 0)
 
 
-def test_an_unknown_kind() -> None:
-    with pytest.raises(UserError, match="protect dates: it must be one or more of placeholders, urls, emails, numbers"):
-        parse_kinds(["urls,dates"])
+def test_spans_of_the_kinds_alone() -> None:
+    line = ProtectedLine.of("{n} of 5 at www.example.org", ["numbers", "placeholders"], MARKS, recase=False)
+    assert line.text == f"{A} of {B} at www.example.org"
