@@ -72,10 +72,10 @@ def _require_changes(
 ) -> None:
     """Refuse changes of the text of which a vocabulary has nothing."""
     if "copy" in settings.rates and not has_placeholders:
-        raise UserError(f"augment copy needs placeholders, and {vocabulary} has none: {remedy}")
+        raise UserError(f"--augment copy needs placeholders, and {vocabulary} has none: {remedy}")
     for name in ("upper", "title"):
         if name in settings.rates and lowercase:
-            raise UserError(f"augment {name} has no effect, because {vocabulary} is in lower case: leave it out")
+            raise UserError(f"--augment {name} has no effect, because {vocabulary} is in lower case: leave it out")
 
 
 def strengths_of(settings: PrepareSettings, vocabulary: Vocabulary) -> tuple[float | None, ...]:

@@ -139,7 +139,8 @@ def parse_rates(values: Sequence[str]) -> dict[str, float]:
         try:
             rates[name] = float(share)
         except ValueError:
-            raise UserError(f"augment {value}: it needs a share of the pairs, such as {name}:0.05") from None
+            remedy = f"it needs a share of the pairs, such as {name}:0.05, and a space before the next change"
+            raise UserError(f"augment {value}: {remedy}") from None
     if not all(0 < rate <= 1 for rate in rates.values()) or sum(rates.values()) > 1:
         raise UserError(f"augment {' '.join(values)}: shares must be above 0, and at most 1 together")
     return rates
