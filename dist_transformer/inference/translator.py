@@ -209,13 +209,14 @@ class Translator:
 
     def source_ids(self, line: str) -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
-        return [*self.tag_ids, *self.tokenizer.source.encode(line)]
+        (ids,) = encode_all(self.tokenizer.source, [self._protected(line).text])
+        return [*self.tag_ids, *ids]
 
     def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
         """Return everything to decode."""
         beginnings = self._prefixes(lines, first, prefixes)
-        # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
-        sources = _Sources([], [], [], set(), [self._protected(self.tokenizer.source.clean(line)) for line in lines])
+        protected = map(self._protected, lines, [""] * len(lines) if prefixes is None else prefixes)
+        sources = _Sources([], [], [], set(), [*protected])
         texts = [line.text for line in sources.lines]
         encoded_lines = encode_all(self.tokenizer.source, texts)
         for number, (line, ids, beginning) in enumerate(zip(texts, encoded_lines, beginnings, strict=True), first + 1):
@@ -239,9 +240,11 @@ class Translator:
             sources.places.append(range(start, len(sources.ids)))
         return sources
 
-    def _protected(self, line: str) -> ProtectedLine:
+    def _protected(self, line: str, prefix: str = "") -> ProtectedLine:
+        # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
+        cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        return ProtectedLine.of(line, kinds, list(self._placeholders), recase=recase)
+        return ProtectedLine.of(cleaned, kinds, list(self._placeholders), recase=recase, prefix=prefix.strip())
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""

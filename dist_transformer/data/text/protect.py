@@ -30,12 +30,20 @@ class ProtectedLine:
     """Text with marks."""
     spans: dict[str, tuple[str, str, str]]
     """Protected spans by their marks, each with the characters before and after it."""
+    whole: str = ""
+    """Line of nothing but spans and signs, which is its own translation; the text is then empty."""
     is_raised: bool = False
     """Whether the line is in capitals, and the text is not."""
 
     @classmethod
-    def of(cls, line: str, kinds: Sequence[str], marks: Sequence[str], *, recase: bool) -> "ProtectedLine":
-        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case."""
+    def of(
+        cls, line: str, kinds: Sequence[str], marks: Sequence[str], *, recase: bool, prefix: str = ""
+    ) -> "ProtectedLine":
+        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case.
+
+        Args:
+            prefix: text that the translation begins with, as it is; it may have some of the spans.
+        """
         line = without_marks(line)
         spans: dict[str, tuple[str, str, str]] = {}
 
@@ -47,11 +55,17 @@ class ProtectedLine:
             return mark
 
         text = re.sub("|".join(_PATTERNS[kind] for kind in _PATTERNS if kind in kinds), marked, line) if kinds else line
+        if spans and not prefix and not any(map(str.isalpha, text)):
+            return cls("", {}, line)
         # A word alone may be an abbreviation.
-        is_raised = recase and text.isupper() and len(text.split()) > 1
+        is_raised = recase and not prefix and text.isupper() and len(text.split()) > 1
         if is_raised:
             text = _SENTENCE.sub(lambda found: found[1] + found[2].upper(), text.lower())
-        return cls(text, spans, is_raised)
+        for mark, (span, *_) in [*spans.items()]:
+            if span in prefix:
+                prefix = prefix.replace(span, "", 1)
+                del spans[mark]
+        return cls(text, spans, is_raised=is_raised)
 
     def restore(self, text: str, *, append: bool) -> tuple[str, int]:
         """Put the spans in place of the marks of a translation, each once, and count those without a mark.
@@ -59,10 +73,9 @@ class ProtectedLine:
         Args:
             append: whether these come at the end.
         """
-        text = text.upper() if self.is_raised else text
-        if not self.spans:
-            return text, 0
-        first, *parts = split_at_marks(text)
+        first, *parts = split_at_marks(text.upper() if self.is_raised else text)
+        if not parts and not self.spans:
+            return self.whole or first, 0
         left, result = dict(self.spans), first.strip()
         for mark, after in zip(parts[::2], parts[1::2], strict=True):
             if mark in left:
@@ -80,10 +93,12 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     """Join texts by a space, but not beside characters of scripts without spaces, or before closing punctuation.
 
     Args:
-        beside: character next to a span in the source; next to the same one here there is no space, either.
+        beside: character next to a span in the source; next to the same one here there is no space, either, and next to
+            any letter if it is one, as in <b>word</b>.
     """
     if not text or not more:
         return text + more
     ends = text[-1], more[0]
-    glued = beside in ends or any(unicodedata.east_asian_width(end) in "WF" for end in ends)
+    glued = beside in ends or (beside.isalnum() and any(map(str.isalnum, ends)))
+    glued |= any(unicodedata.east_asian_width(end) in "WF" for end in ends)
     return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more

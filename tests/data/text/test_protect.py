@@ -16,7 +16,7 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
     ("line", "spans"),
     [
         ("See https://example.org/a?b=1, or www.example.org.", ["https://example.org/a?b=1", "www.example.org"]),
-        ("(http://example.org/)", ["http://example.org/"]),
+        ("a (http://example.org/)", ["http://example.org/"]),
         ("Write to a.b+c@example.co.uk!", ["a.b+c@example.co.uk"]),
         ("It is 13.50 € or 1,000,000 at 12:30", ["13.50", "1,000,000", "12:30"]),
         ("B2B, 3D and x86 have none", []),
@@ -50,6 +50,32 @@ def test_each_span_comes_once(output: str, append: bool, restored: tuple[str, in
 def test_a_span_is_beside_what_it_was_beside() -> None:
     assert of("a (1) b/2").restore(f"x ({A}) y/{B}", append=True) == ("x (1) y/2", 0)
     assert of("a ( 1 )").restore(f"x {A}, y", append=True) == ("x 1, y", 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "output", "restored"),
+    [
+        # Beside a letter there is no space where the source has none.
+        ("a <b>dog</b> {name}s", f"ein {A} Hund {B} {C} s", "ein <b>Hund</b> {name}s"),
+        ("see {name} so", f"sieh {A} so", "sieh {name} so"),
+    ],
+)
+def test_a_span_is_beside_letters_as_in_the_source(line: str, output: str, restored: str) -> None:
+    assert of(line).restore(output, append=True) == (restored, 0)
+
+
+@pytest.mark.parametrize("line", ["13.50 €", "https://example.org/a.", "{name}: %s"])
+def test_a_line_of_spans_alone_is_its_own_translation(line: str) -> None:
+    found = of(line)
+    assert (found.text, found.restore("", append=True)) == ("", (line, 0))
+    assert of("a 5").text == f"a {A}"
+
+
+def test_a_prefix_may_have_spans() -> None:
+    line = ProtectedLine.of("SEE 1 AND 1 AT 2", KINDS, MARKS, recase=True, prefix="Sieh 1")
+    assert line.text == f"SEE {A} AND {B} AT {C}"
+    assert line.restore(f"Sieh 1 {A} und {B} bei {C}", append=True) == ("Sieh 1 und 1 bei 2", 0)
+    assert ProtectedLine.of("5", KINDS, MARKS, recase=True, prefix="Die").text == A
 
 
 def test_text_without_spans_stays_as_it_is() -> None:
