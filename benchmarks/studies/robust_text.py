@@ -1,6 +1,6 @@
 """Translations of text as customers write it: capitals, errors of spelling, and spans that must stay as they are.
 
-tools/robust_text.py --plain RUN/model … --robust RUN/model … --train en de --test en de --json FILE
+tools/robust_text.py --plain MODEL … --robust MODEL … --capitals MODEL … --train en de --test en de --json FILE
 
 Each model translates the test in four forms: as it is; in capitals, also with --recase auto; with errors as `prepare
 --augment typos` makes them; and with one span inserted before a word that is drawn by --seed. Spans are, in turn, a
@@ -36,6 +36,7 @@ _SHOWN = ("bleu", "upper_bleu", "upper_recased_bleu", "typos_bleu", "spans_once"
 _ROWS = [
     ("without changes", "plain"),
     ("with changes", "robust"),
+    ("with changes, `upper` and `title`", "capitals"),
 ]
 """Rows of the table: label, kind of model."""
 Texts: TypeAlias = tuple[Path, Path]
@@ -49,6 +50,8 @@ class Settings:
     """Model folders of a training without changes, one per seed."""
     robust: tuple[Path, ...]
     """Model folders of a training with changes and placeholders."""
+    capitals: tuple[Path, ...]
+    """Model folders of a training with capitals, too."""
     train: Texts
     """Training text."""
     test: Texts
@@ -63,7 +66,7 @@ def main() -> None:
     settings, started = read_flags(Settings), time.monotonic()
     sources, references = map(read, settings.test)
     translations = translations_of(*map(read, settings.train))
-    kinds = {"plain": settings.plain, "robust": settings.robust}
+    kinds = {"plain": settings.plain, "robust": settings.robust, "capitals": settings.capitals}
     figures: dict[str, Any] = {}
     for kind, folders in kinds.items():
         found = [figures_of(folder, sources, references, translations, settings.seed) for folder in folders]
@@ -72,7 +75,8 @@ def main() -> None:
     result = result_of(
         dist_transformer.load(settings.plain[0]).info,
         what="translation of text as customers write it, by models that were trained without and with changed text",
-        command="tools/robust_text.py --plain MODELS --robust MODELS --train SRC TGT --test SRC TGT --json FILE",
+        command="tools/robust_text.py --plain MODELS --robust MODELS --capitals MODELS --train SRC TGT --test SRC TGT "
+        "--json FILE",
         figures=figures,
         wall_seconds=time.monotonic() - started,
         seeds=range(1, len(settings.robust) + 1),
