@@ -63,13 +63,14 @@ def test_shares_of_pairs_are_changed_otherwise_in_each_variant(tmp_path: Path) -
 def test_a_change_that_leaves_nothing_or_too_much_is_not_made(tmp_path: Path, change: str) -> None:
     pairs = [("!", "?"), ("Yes", "Ja."), *PAIRS, ("word " * 20, "Wort " * 20)]
     # A text in capitals has a token for each letter.
-    how: dict[str, Any] = {"max_tokens": 16, **with_validation(tmp_path, PAIRS), "keep_overlap": True}
-    index, _ = run(tmp_path, pairs, augment=(f"{change}:1",), **how)
+    valid = with_validation(tmp_path, PAIRS[:9])
+    index, _ = run(tmp_path, pairs, augment=(f"{change}:1",), max_tokens=16, **valid)
     # "YES" and "JA." are capitals that fit.
     made = int(change == "upper")
-    assert index.changed == {change: made, "unchanged": len(pairs) - 1 - made}
-    assert index.dropped["too_long"] == 1
-    assert {*train_text(DataFolder.open(tmp_path / "out"))} == {pairs[0], *PAIRS, ("YES", "JA.") if made else pairs[1]}
+    assert index.changed == {change: made, "unchanged": index.train.pairs - made}
+    assert (index.dropped["too_long"], index.dropped["in_validation"]) == (1, 9)
+    kept = {pairs[0], ("YES", "JA.") if made else pairs[1], *PAIRS[9:]}
+    assert {*train_text(DataFolder.open(tmp_path / "out"))} == kept
 
 
 def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
