@@ -75,7 +75,8 @@ class Search:
     """Padded source tokens of a batch times beam; default: 16384 on a CPU, 65536 on a GPU."""
 
     def __post_init__(self) -> None:
-        require({*self.protect} <= {*KINDS}, "protect", self.protect, f"choose among {', '.join(KINDS)}")
+        for kind in self.protect:
+            require(kind in KINDS, "protect", kind, f"choose among {', '.join(KINDS)}")
         require_positive(self, "beam", "batch_tokens", "no_repeat_ngram_size")
         # With a penalty below 0 a longer hypothesis could gain by losing probability: the stopping rule would be wrong.
         require_not_negative(self, "length_penalty", "max_extra_tokens")

@@ -158,7 +158,7 @@ class Translator:
         if settings.protect and not self._placeholders:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
-                "--augment copy:0.02, or leave it out"
+                "--augment copy:0.1, or leave it out"
             )
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings

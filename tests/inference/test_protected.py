@@ -69,7 +69,7 @@ def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monk
 
 
 def test_an_unknown_kind() -> None:
-    with pytest.raises(UserError, match="protect is .*dates.*: choose among urls, emails, numbers, placeholders"):
+    with pytest.raises(UserError, match="protect is 'dates': choose among urls, emails, numbers, placeholders"):
         Decoding(protect=("urls", "dates"))
 
 
