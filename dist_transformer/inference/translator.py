@@ -160,6 +160,8 @@ class Translator:
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
                 "--augment copy:0.1, or leave it out"
             )
+        # Of the hypotheses of a beam, those come first that leave out the fewest spans.
+        self._keeps_spans = bool(self._placeholders) and not settings.samples
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self._piece_texts: PieceTexts | None = None
@@ -330,14 +332,21 @@ class Translator:
         ids, rows = [sources.ids[i] for i in batch.places], [sources.prefixes[i] for i in batch.places]
         target = self.tokenizer.target
         how: dict[str, Any] = {
-            "settings": self.settings,
+            "settings": replace(self.settings, nbest=self.settings.beam) if self._keeps_spans else self.settings,
             "never": [*{*target.tag_ids(target.tags)} - {*self._placeholders.values()}],
             "prefixes": Prefixes(self._piece_texts, rows) if self._piece_texts is not None and any(rows) else None,
             "linear": self.products,
         }
-        if not self.settings.samples:
-            return beam_search(self.model, ids, slots=batch.slots, **how)
-        return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
+        if self.settings.samples:
+            return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
+        found = beam_search(self.model, ids, slots=batch.slots, **how)
+        if not self._keeps_spans:
+            return found
+        wanted = [{*source} & {*self._placeholders.values()} for source in ids]
+        return [
+            sorted(hypotheses, key=lambda one: len(marks - {*one.tokens}))[: self.settings.results]
+            for hypotheses, marks in zip(found, wanted, strict=True)
+        ]
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return " ".join(decode_marked(self.tokenizer.target, tokens).splitlines())

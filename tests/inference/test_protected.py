@@ -55,6 +55,24 @@ def test_spans_are_placeholders_for_the_model_alone(tokenizer: Tokenizer, monkey
     assert never[-1] == [4, 5, 6]
 
 
+def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(_, sources, *, settings, **how):  # type: ignore[no-untyped-def]
+        # None, the first of two marks, both, both.
+        kept = [[7], [7, 5], [7, 5, 6], [6, 5]]
+        scored = [Hypothesis(tokens=one, score=-i, log_probability=-1.0) for i, one in enumerate(kept)]
+        return [scored[: settings.results] for _ in sources]
+
+    monkeypatch.setattr(module, "beam_search", search)
+    lines = ["See 1 or 2", "See 1", "See"]
+    found = translator_of(tokenizer, protect=("numbers",)).translate(lines)
+    assert [one.hypotheses[0].score for one in found] == [-2, -1, 0]
+    (both,) = translator_of(tokenizer, protect=("numbers",), nbest=3).translate(lines[:1])
+    assert [one.score for one in both.hypotheses] == [-2, -3, -1]
+    assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
+
+
 def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[str]()
 
