@@ -1,13 +1,14 @@
 """Translations of text as customers write it: capitals, errors of spelling, and spans that must stay as they are.
 
-tools/robust_text.py --plain RUN/model … --robust RUN/model … --train en de --test en de --json FILE
+tools/robust_text.py --plain MODEL … --robust MODEL … --capitals MODEL … --train en de --test en de --json FILE
 
 Each model translates the test in four forms: as it is; in capitals, also with --recase auto; with errors as `prepare
 --augment typos` makes them; and with one span inserted before a word that is drawn by --seed. Spans are, in turn, a
 URL with the number of the line, a number with two decimals, `{name}` and `%s`. Counted are lines whose translation has
 the span exactly once, or more than once, and of the former those where it is beside a neighbour's translation: one of
 the words next to it in the output is among the ten target words with the highest Dice coefficients, in the training
-text, with one of the words next to it in the source. Models translate with beam 4, and with `--missing-spans leave`.
+text, with one of the words next to it in the source. Models translate with beam 4. Those with placeholders protect
+spans, with `--missing-spans leave`.
 """
 
 import re
@@ -31,12 +32,13 @@ from dist_transformer.inference.trained_model import TrainedModel
 KINDS = ("urls", "numbers", "placeholders")
 _CANDIDATES = 10
 _WORD = re.compile(r"\w+")
-_BLEU = ("bleu", "upper_bleu", "upper_recased_bleu", "typos_bleu")
-ROWS = [
-    ("without changes", "plain", (*_BLEU, "unprotected_once", "unprotected_beside")),
-    ("with changes", "robust", (*_BLEU, "protected_once", "protected_beside")),
+_SHOWN = ("bleu", "upper_bleu", "upper_recased_bleu", "typos_bleu", "spans_once", "spans_beside")
+_ROWS = [
+    ("without changes", "plain"),
+    ("with changes", "robust"),
+    ("with changes, `upper` and `title`", "capitals"),
 ]
-"""Rows of the table: label, kind of model, figures."""
+"""Rows of the table: label, kind of model."""
 Texts: TypeAlias = tuple[Path, Path]
 
 
@@ -48,6 +50,8 @@ class Settings:
     """Model folders of a training without changes, one per seed."""
     robust: tuple[Path, ...]
     """Model folders of a training with changes and placeholders."""
+    capitals: tuple[Path, ...]
+    """Model folders of a training with capitals, too."""
     train: Texts
     """Training text."""
     test: Texts
@@ -62,7 +66,7 @@ def main() -> None:
     settings, started = read_flags(Settings), time.monotonic()
     sources, references = map(read, settings.test)
     translations = translations_of(*map(read, settings.train))
-    kinds = {"plain": settings.plain, "robust": settings.robust}
+    kinds = {"plain": settings.plain, "robust": settings.robust, "capitals": settings.capitals}
     figures: dict[str, Any] = {}
     for kind, folders in kinds.items():
         found = [figures_of(folder, sources, references, translations, settings.seed) for folder in folders]
@@ -71,13 +75,14 @@ def main() -> None:
     result = result_of(
         dist_transformer.load(settings.plain[0]).info,
         what="translation of text as customers write it, by models that were trained without and with changed text",
-        command="tools/robust_text.py --plain MODELS --robust MODELS --train SRC TGT --test SRC TGT --json FILE",
+        command="tools/robust_text.py --plain MODELS --robust MODELS --capitals MODELS --train SRC TGT --test SRC TGT "
+        "--json FILE",
         figures=figures,
         wall_seconds=time.monotonic() - started,
         seeds=range(1, len(settings.robust) + 1),
         rows=[
-            row("robust", name, *(f"{{figures[{kind}][{figure}][median]:.1f}}" for figure in shown))
-            for name, kind, shown in ROWS
+            row("robust", name, *(f"{{figures[{kind}][{figure}][median]:.1f}}" for figure in _SHOWN))
+            for name, kind in _ROWS
         ],
     )
     write_result(settings.json, result)
@@ -112,28 +117,24 @@ def figures_of(
     upper = [source.upper() for source in sources]
     raised = [reference.upper() for reference in references]
     inserted = [insert(number, source, random) for number, source in enumerate(sources)]
-    figures = {
+    has_placeholders = any(tag.startswith("<ph") for tag in model.tokenizer.target.tags)
+    how: dict[str, Any] = {"protect": KINDS, "missing_spans": "leave"} if has_placeholders else {}
+    outputs = model.translate([line for line, *_ in inserted], **how)
+    counts = [output.count(span) for output, (_, span, _) in zip(outputs, inserted, strict=True)]
+    beside = [
+        is_beside(output, span, words, translations)
+        for output, (_, span, words), count in zip(outputs, inserted, counts, strict=True)
+        if count == 1
+    ]
+    return {
         "bleu": bleu(model, sources, references),
         "upper_bleu": bleu(model, upper, raised),
         "upper_recased_bleu": bleu(model, upper, raised, recase="auto"),
         "typos_bleu": bleu(model, wrong, references),
+        "spans_once": 100 * statistics.mean(count == 1 for count in counts),
+        "spans_doubled": 100 * statistics.mean(count > 1 for count in counts),
+        "spans_beside": 100 * statistics.mean(beside or [0]),
     }
-    ways: dict[str, dict[str, Any]] = {"unprotected": {}}
-    if any(tag.startswith("<ph") for tag in model.tokenizer.target.tags):
-        ways["protected"] = {"protect": KINDS, "missing_spans": "leave"}
-    for way, how in ways.items():
-        outputs = model.translate([line for line, *_ in inserted], **how)
-        once = [output.count(span) == 1 for output, (_, span, _) in zip(outputs, inserted, strict=True)]
-        beside = [
-            is_beside(output, span, words, translations)
-            for output, (_, span, words), is_once in zip(outputs, inserted, once, strict=True)
-            if is_once
-        ]
-        doubled = [output.count(span) > 1 for output, (_, span, _) in zip(outputs, inserted, strict=True)]
-        figures[f"{way}_once"] = 100 * statistics.mean(once)
-        figures[f"{way}_doubled"] = 100 * statistics.mean(doubled)
-        figures[f"{way}_beside"] = 100 * statistics.mean(beside or [0])
-    return figures
 
 
 def bleu(model: TrainedModel, sources: Sequence[str], references: Sequence[str], **how: str) -> float:

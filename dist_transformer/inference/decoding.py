@@ -12,7 +12,7 @@ from dist_transformer.config.schema import (
     require_positive,
     setting,
 )
-from dist_transformer.data.text.protect import parse_kinds
+from dist_transformer.data.text.protect import KINDS
 
 Precision = Literal["fp32", "bf16", "int8"]
 """Arithmetic. int8 means products of integers in a search; all other operations are in bf16 or fp32."""
@@ -64,8 +64,9 @@ class Search:
     """Let no sequence of this many tokens come twice in a translation; default: any may."""
     repetition_penalty: float = 1.0
     """Multiply log probabilities of tokens that the translation has already by this; 1 changes nothing."""
-    protect: tuple[str, ...] = ()
-    """Keep spans of these kinds as they are: urls, emails, numbers, placeholders such as {name}, %s and <x1/>."""
+    protect: tuple[str, ...] = setting((), commas=True)
+    """Keep spans of these kinds as they are, separated by commas: urls, emails, numbers, placeholders such as {name},
+    %s and <x1/>."""
     missing_spans: Literal["append", "leave"] = "append"
     """Place of protected spans that the model leaves out: the end, or none."""
     recase: Literal["no", "auto"] = "no"
@@ -74,9 +75,10 @@ class Search:
     """Padded source tokens of a batch times beam; default: 16384 on a CPU, 65536 on a GPU."""
 
     def __post_init__(self) -> None:
-        # With a penalty below 0 a longer hypothesis could gain by losing probability: the stopping rule would be wrong.
-        object.__setattr__(self, "protect", parse_kinds(self.protect))
+        for kind in self.protect:
+            require(kind in KINDS, "protect", kind, f"choose among {', '.join(KINDS)}")
         require_positive(self, "beam", "batch_tokens", "no_repeat_ngram_size")
+        # With a penalty below 0 a longer hypothesis could gain by losing probability: the stopping rule would be wrong.
         require_not_negative(self, "length_penalty", "max_extra_tokens")
         # Below 1 a hypothesis could gain by growing: the stopping rule would be wrong, too.
         least = "it must be at least 1, which changes nothing; 1.1 is usual"

@@ -160,8 +160,10 @@ class Translator:
         if settings.protect and not self._placeholders:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
-                "--augment copy:0.02, or leave it out"
+                "--augment copy:0.1, or leave it out"
             )
+        # Of the hypotheses of a beam, those come first that leave out the fewest spans.
+        self._keeps_spans = bool(self._placeholders) and not settings.samples
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.products = products or Products(in_int8=model.in_int8)
@@ -210,13 +212,14 @@ class Translator:
 
     def source_ids(self, line: str) -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
-        return [*self.tag_ids, *self.tokenizer.source.encode(line)]
+        (ids,) = encode_all(self.tokenizer.source, [self._protected(line).text])
+        return [*self.tag_ids, *ids]
 
     def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
         """Return everything to decode."""
         beginnings = self._prefixes(lines, first, prefixes)
-        # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
-        sources = _Sources([], [], [], set(), [self._protected(self.tokenizer.source.clean(line)) for line in lines])
+        protected = map(self._protected, lines, [""] * len(lines) if prefixes is None else prefixes)
+        sources = _Sources([], [], [], set(), [*protected])
         texts = [line.text for line in sources.lines]
         encoded_lines = encode_all(self.tokenizer.source, texts)
         for number, (line, ids, beginning) in enumerate(zip(texts, encoded_lines, beginnings, strict=True), first + 1):
@@ -240,9 +243,11 @@ class Translator:
             sources.places.append(range(start, len(sources.ids)))
         return sources
 
-    def _protected(self, line: str) -> ProtectedLine:
+    def _protected(self, line: str, prefix: str = "") -> ProtectedLine:
+        # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
+        cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        return ProtectedLine.of(line, kinds, list(self._placeholders), recase=recase)
+        return ProtectedLine.of(cleaned, kinds, list(self._placeholders), recase=recase, prefix=prefix.strip())
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -331,15 +336,22 @@ class Translator:
         ids, rows = [sources.ids[i] for i in batch.places], [self._begun(sources.prefixes[i]) for i in batch.places]
         target = self.tokenizer.target
         how: dict[str, Any] = {
-            "settings": self.settings,
+            "settings": replace(self.settings, nbest=self.settings.beam) if self._keeps_spans else self.settings,
             "never": [*{*target.tag_ids(target.tags)} - {*self._placeholders.values()}],
             "prefixes": Prefixes(self._piece_texts, rows) if any(rows) else None,
             "given": self.target_tag_ids,
             "linear": self.products,
         }
-        if not self.settings.samples:
-            return beam_search(self.model, ids, slots=batch.slots, **how)
-        return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
+        if self.settings.samples:
+            return sample_several(self.model, ids, keys, text_of=self._text_of, **how)
+        found = beam_search(self.model, ids, slots=batch.slots, **how)
+        if not self._keeps_spans:
+            return found
+        wanted = [{*source} & {*self._placeholders.values()} for source in ids]
+        return [
+            sorted(hypotheses, key=lambda one: len(marks - {*one.tokens}))[: self.settings.results]
+            for hypotheses, marks in zip(found, wanted, strict=True)
+        ]
 
     def _begun(self, prefix: Prefix | None) -> Prefix | None:
         """Put the target's tags in front of a prefix."""

@@ -58,7 +58,8 @@ class ServedModel:
             `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is
             `</s>`; and `cut`, if it ended at the maximum length; `source_pieces`; `split`, which is None unless the
             text was split; `beyond_training`, if a sentence is longer than any in the training; `whole_for_prefix`, if
-            the text was not split because of its prefix; `has_maps`, which an ensemble never has.
+            the text was not split because of its prefix; `missing_spans`, the number of protected spans that the model
+            left out; `has_maps`, which an ensemble never has.
 
         Raises:
             UserError: the vocabulary leaves nothing of the text, or the prefix does not fit, or the model's numbers are
@@ -77,6 +78,7 @@ class ServedModel:
             "split": None if split is None else {"parts": split.parts, "limit": split.limit},
             "beyond_training": translation.beyond_training,
             "whole_for_prefix": translation.whole_for_prefix,
+            "missing_spans": translation.missing_spans,
             "has_maps": split is None and longest < LONGEST_MAP and isinstance(self.translator.model, Transformer),
             "hypotheses": [
                 {

@@ -40,9 +40,11 @@ def test_spans_are_placeholders_for_the_model_alone(tokenizer: Tokenizer, monkey
 
     monkeypatch.setattr(module, "beam_search", echo)
     lines = ["See https://a.example/b, the dog.", "The 12 dogs (12) see 3.", "the dog"]
-    found = translator_of(tokenizer, protect=("urls,numbers",)).translate(lines)
+    translator = translator_of(tokenizer, protect=("urls", "numbers"))
+    found = translator.translate(lines)
     assert [one.text for one in found] == [lines[0], "The 12 dogs () see 3. 12", lines[2]]
     assert sorted(token for source in seen for token in source if token in (5, 6)) == [5, 5, 6]
+    assert sorted(map(translator.source_ids, lines)) == sorted(seen)
     # The tag of a language is no placeholder.
     assert never == [[4]]
     assert noted(count_notes(found))[0].startswith("1 line without a place for protected text in the translation")
@@ -51,6 +53,24 @@ def test_spans_are_placeholders_for_the_model_alone(tokenizer: Tokenizer, monkey
     plain = translator_of(tokenizer).translate(lines)
     assert [one.text for one in plain] == lines
     assert never[-1] == [4, 5, 6]
+
+
+def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(_, sources, *, settings, **how):  # type: ignore[no-untyped-def]
+        # None, the first of two marks, both, both.
+        kept = [[7], [7, 5], [7, 5, 6], [6, 5]]
+        scored = [Hypothesis(tokens=one, score=-i, log_probability=-1.0) for i, one in enumerate(kept)]
+        return [scored[: settings.results] for _ in sources]
+
+    monkeypatch.setattr(module, "beam_search", search)
+    lines = ["See 1 or 2", "See 1", "See"]
+    found = translator_of(tokenizer, protect=("numbers",)).translate(lines)
+    assert [one.hypotheses[0].score for one in found] == [-2, -1, 0]
+    (both,) = translator_of(tokenizer, protect=("numbers",), nbest=3).translate(lines[:1])
+    assert [one.score for one in both.hypotheses] == [-2, -3, -1]
+    assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
 
 
 def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +84,11 @@ def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monk
     lines = ["SEE THE HOUSE. THE DOG SEES 12.", "See the dog", "DOG"]
     assert [one.text for one in translator_of(tokenizer, recase="auto").translate(lines)] == lines
     assert sorted(seen) == ["DOG", "See the dog", "See the house. The dog sees 12."]
+
+
+def test_an_unknown_kind() -> None:
+    with pytest.raises(UserError, match="protect is 'dates': choose among urls, emails, numbers, placeholders"):
+        Decoding(protect=("urls", "dates"))
 
 
 def test_a_model_without_placeholders() -> None:

@@ -202,6 +202,8 @@ class DataIndex:
     """Training pairs that are also validation pairs; counted in `dropped` unless the user chose to keep them."""
     repeats: int
     """Kept training pairs that exactly repeat another one."""
+    changed: dict[str, int] | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    """Training pairs of all variants, by the name of the change that was drawn for them; None: no change is drawn."""
     several_sentences: int | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     """Kept training pairs whose source has more than one sentence; None in folders of older versions."""
     valid_held_out: bool

@@ -27,6 +27,8 @@ from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.placeholders import encode_marked, shared_placeholders, without_marks
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer, Vocabulary
 
+UNCHANGED = "unchanged"
+"""Name of a change that is drawn for a pair and changes nothing, or leaves nothing or more than fits of a side."""
 LONG_LINE = "long_line"
 """Reason for pairs with a line above `LONGEST_LINE`; reported only if there are such pairs."""
 DROP_REASONS = ("empty", "too_long", "length_ratio", "in_validation", LONG_LINE)
@@ -54,6 +56,7 @@ def _encode(
     """Write the ids of a chunk's kept pairs, sorted by their shuffle hash; return counts, and unknown characters.
 
     The counts are the pairs for each reason, and of the kept pairs the tokens and the sources of several sentences.
+    After them come the kept pairs of all variants by the name of their change.
 
     Args:
         held_out: rows of the chunk that are validation text, and so left out here.
@@ -76,11 +79,11 @@ def _encode(
             counted.update(_unknown(side, column, ids))
         progress(len(texts[0]))
     source, target = (TokenLists.concatenate(side) for side in zip(*parts, strict=True))
-    tags, target_tags = tokenizer.fronts(settings.tags_with(tokenizer))
+    fronts = tokenizer.fronts(settings.tags_with(tokenizer))
     progress(len(held_out))
 
     shorter, longer = np.minimum(source.lengths, target.lengths), np.maximum(source.lengths, target.lengths)
-    fronted = np.maximum(source.lengths + len(tags), target.lengths + len(target_tags))
+    fronted = np.maximum(source.lengths + len(fronts[0]), target.lengths + len(fronts[1]))
     long_line = sizes < 0
     empty = (np.concatenate(empty_parts) | (shorter == 0)) & ~long_line
     too_long = ~empty & (fronted + 1 > settings.max_tokens)
@@ -96,9 +99,12 @@ def _encode(
         for side, strength in enumerate(strengths)
     )
     variants = list(zip(*of_sides, strict=True))
+    changes = np.zeros((0, len(kept)), dtype=str)
     if settings.augment:
-        variants = _augmented(work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours)
-    variants = [(one.prefixed(tags), other.prefixed(target_tags)) for one, other in variants]
+        variants, changes = _augmented(
+            work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours, fronts
+        )
+    variants = [(one.prefixed(fronts[0]), other.prefixed(fronts[1])) for one, other in variants]
     longest = np.max([np.maximum(one.lengths, other.lengths) for one, other in variants], axis=0)
     places = np.flatnonzero(longest < settings.max_tokens)
     too_long[np.delete(kept, places)] = True
@@ -116,11 +122,10 @@ def _encode(
     columns = [side.take(places) for pair in variants for side in pair]
     arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
     shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
-    masks = (empty, too_long, unlike, in_validation, long_line)
-    counts = dict(zip(DROP_REASONS, (int(mask.sum()) for mask in masks), strict=True))
-    counts["tokens"] = sum(len(side.values) for side in columns)
-    counts["several"] = int(several.sum())
-    return [counts, *unknown]
+    dropped = (empty, too_long, unlike, in_validation, long_line)
+    counts = dict(zip(DROP_REASONS, map(int, map(np.count_nonzero, dropped)), strict=True))
+    counts |= {"tokens": sum(len(side.values) for side in columns), "several": int(several.sum())}
+    return [counts, Counter(filter(None, changes[:, places].flat)), *unknown]
 
 
 def _sampled(
@@ -153,31 +158,40 @@ def _augmented(
     variants: Sequence[tuple[TokenLists, TokenLists]],
     strengths: Sequence[float | None],
     neighbours: Neighbours,
-) -> list[tuple[TokenLists, TokenLists]]:
-    """Change some pairs of each variant of rows of the chunk; each pair and variant draws one change, or none."""
-    names, shares = list(settings.rates), np.cumsum(list(settings.rates.values()))
+    fronts: tuple[Sequence[int], Sequence[int]],
+) -> tuple[list[tuple[TokenLists, TokenLists]], np.ndarray]:
+    """Change some pairs of each variant of rows of the chunk; each pair and variant draws one change, or none.
+
+    Also return the name of the change of each variant and row, empty for none.
+    """
+    shares, names = np.cumsum(list(settings.rates.values())), np.array([*settings.rates, ""], dtype=object)
     sides = (vocabulary.source, vocabulary.target)
     more = (neighbours, list(shared_placeholders(vocabulary)))
-    changed = []
+    changed, changes = [], []
     for variant, columns in enumerate(variants):
         seeds = pair_hash(chunk.first + rows, settings.seed, AUGMENTATION + variant)
-        drawn = np.searchsorted(shares, seeds / 2.0**64, side="right")
-        order, (found,) = np.arange(len(rows)), np.nonzero(drawn < len(names))
+        drawn = names[np.searchsorted(shares, seeds / 2.0**64, side="right")]
+        order, (found,) = np.arange(len(rows)), np.nonzero(drawn)
         new: tuple[list[list[int]], list[list[int]]] = ([], [])
         for place, *texts in zip(found.tolist(), *chunk.texts(work, rows[found]), strict=True):
-            name, seed = names[drawn[place]], int(seeds[place])
-            pair = MODIFIERS[name](*map(without_marks, texts), Random(seed), *(more if name == "copy" else ()))
+            name, seed = drawn[place], int(seeds[place])
+            own = [*map(without_marks, texts)]
+            pair = [*MODIFIERS[name](*own, Random(seed), *(more if name == "copy" else ()))]
             ids = [_ids_of(*each, seed) for each in zip(sides, pair, strengths, strict=True)]
-            if all(ids):
-                order[place] = len(rows) + len(new[0])
-                for column, row in zip(new, ids, strict=True):
-                    column.append(row)
+            longest = max(len(front) + len(row) for front, row in zip(fronts, ids, strict=True))
+            if pair == own or not all(ids) or longest >= settings.max_tokens:
+                drawn[place] = UNCHANGED
+                continue
+            order[place] = len(rows) + len(new[0])
+            for column, row in zip(new, ids, strict=True):
+                column.append(row)
         one, other = (
             TokenLists.concatenate([column, TokenLists.from_lists(lists, id_type(side))]).take(order)
             for column, lists, side in zip(columns, new, sides, strict=True)
         )
         changed.append((one, other))
-    return changed
+        changes.append(drawn)
+    return changed, np.stack(changes)
 
 
 def _ids_of(tokenizer: Tokenizer, text: str, strength: float | None, seed: int) -> list[int]:
@@ -196,9 +210,9 @@ def _unknown(tokenizer: Tokenizer, texts: Sequence[str], ids: TokenLists) -> Ite
 
 def encode_chunks(
     runner: TaskRunner, settings: PrepareSettings, chunks: Sequence[Chunk], held_out: np.ndarray, report: Report
-) -> tuple[Counter[str], int, int]:
-    """Encode all chunks; return the number of pairs for each reason, and, of the kept pairs, the tokens and the sources
-    of several sentences.
+) -> tuple[Counter[str], int, int, dict[str, int] | None]:
+    """Encode all chunks; return the number of pairs for each reason, and, of the kept pairs, the tokens, the sources
+    of several sentences, and those that are changed in all variants, by the name of the change.
 
     Collective: every rank must call it.
     """
@@ -215,15 +229,16 @@ def encode_chunks(
         for chunk in chunks
     }
     sizes = [chunk.pairs for chunk in chunks]
-    merged = runner.merged("encode", tasks, _merge, [Counter[str]() for _ in range(3)], sizes=sizes)
-    total, *unknown = map(Counter, merged)
+    merged = runner.merged("encode", tasks, _merge, [Counter[str]() for _ in range(4)], sizes=sizes)
+    total, changes, *unknown = map(Counter, merged)
     for side, (language, counted) in enumerate(zip(settings.languages, unknown, strict=True)):
         learned = any(side in one.sides and one.tokenizer is None for one in settings.vocabularies)
         if counted:
             remedy = ": --byte-fallback or a higher --character-coverage keeps them" * learned
             report(_unknown_line(language, counted) + remedy)
     reasons = [reason for reason in DROP_REASONS if reason != LONG_LINE or total[reason]]
-    return Counter({reason: total[reason] for reason in reasons}), total["tokens"], total["several"]
+    changed = {name: changes[name] for name in (*settings.rates, UNCHANGED)} if settings.augment else None
+    return Counter({reason: total[reason] for reason in reasons}), total["tokens"], total["several"], changed
 
 
 def _merge(one: Sequence[dict[str, int]], other: Sequence[dict[str, int]]) -> list[Counter[str]]:

@@ -123,9 +123,10 @@ def _checked(settings: PrepareSettings, report: Report) -> str:
     _ = settings.languages
     check_tokenizers(settings, report)
     if settings.segmentations > 1:
+        drawn = ["segmentations"] * bool(settings.sampled_sides) + ["changes"] * bool(settings.augment)
         report(
-            f"segmentations: {settings.segmentations} of each training sentence are drawn, so the training shards need "
-            f"{settings.segmentations} times the disk of one"
+            f"variants: {settings.segmentations} of each training pair, with {' and '.join(drawn)} of its own, so the "
+            f"training shards need {settings.segmentations} times the disk of one"
         )
     for source in (*settings.training_sources, *settings.validation_sources):
         # A misspelt name or a wrong column should fail now, not after hours of reading.
@@ -160,7 +161,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
     held_out = np.array(ranks.lead(validation.held_out.tolist), dtype=np.int64)
     ranks.lead(lambda: make_tokenizer(work, settings, chunks, held_out, report))
     ranks.lead(lambda: write_validation_keys(work, validation.pairs))
-    found, tokens, several = encode_chunks(runner, settings, chunks, held_out, report)
+    found, tokens, several, changed = encode_chunks(runner, settings, chunks, held_out, report)
     overlap = found["in_validation"]
     dropped = Counter({**found, "in_validation": 0}) if settings.keep_overlap else found
     kept = pairs_read - len(held_out) - dropped.total()
@@ -180,6 +181,7 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
         "dropped": dict(dropped),
         "overlap": overlap,
         "repeats": repeats,
+        "changed": changed,
         "several_sentences": several,
     }
     infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
@@ -372,6 +374,13 @@ def _report_result(index: DataIndex, settings: PrepareSettings, seconds: float, 
         report(
             f"duplicates: {index.repeats:,} of the kept pairs repeat another one exactly ({share:.1%}): --drop-repeats "
             "drops them"
+        )
+    if index.changed is not None:
+        changes = ", ".join(f"{count:,} {name}" for name, count in index.changed.items())
+        variants = f" in {settings.segmentations} variants" if settings.segmentations > 1 else ""
+        before = ", before repeats were dropped" * settings.drop_repeats
+        report(
+            f"changed{variants}{before}: {changes} (nothing to change, nothing left, or over {index.max_tokens} tokens)"
         )
     for side, tokens in ((index.source_language, train.source_tokens), (index.target_language, train.target_tokens)):
         report(f"tokens: {tokens:,} {side}, {tokens / train.pairs:.1f} per sentence (the special token included)")

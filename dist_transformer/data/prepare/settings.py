@@ -16,10 +16,9 @@ from dist_transformer.data.text.tmx import TmxFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.placeholders import MOST_PLACEHOLDERS, placeholder_tags
-from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
+from dist_transformer.data.vocabulary.placeholders import placeholder_tags
+from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
-_STRENGTH = 0.1
 PREPARE_RULES = FlagRules(
     needs={
         "--tsv-columns": "--tsv",
@@ -249,8 +248,8 @@ class PrepareSettings:
             _ = self.learning(choice)
         if self._learns_tags and (missing := [tag for tag in self.source_tags if tag not in self.tags]):
             raise UserError(f"source_tags {missing[0]} is not in the vocabulary to be learned: pass it to --tag, too")
-        of_new = () if learned else ("vocabulary", "byte_fallback", "character_coverage")
-        if useless := self._changed(*(() if self._learns_tags else ("tags", "placeholders")), *of_new):
+        of_new = () if learned else ("vocabulary", "byte_fallback", "character_coverage", "placeholders")
+        if useless := self._changed(*(() if self._learns_tags else ("tags",)), *of_new):
             raise UserError(
                 f"{useless} is for a new vocabulary, but {self.vocabularies[0].flags}tokenizer names an existing one: "
                 "leave one of them out"
@@ -258,12 +257,8 @@ class PrepareSettings:
         for name in ("segmentation_dropout", "segmentation_alpha"):
             value = getattr(self, name)
             require(value is None or 0 < value <= 1, name, value, "it must be above 0 and at most 1; 0.1 is usual")
-        if "copy" in self.rates and self._learns_tags and not self.placeholders:
-            raise UserError("augment copy needs placeholders in the vocabulary: set --placeholders, 8 is usual")
-        if self.segmented_side == "none" and not self.augment:
+        if not self.rates and self.segmented_side == "none":
             raise UserError("segmented_side none leaves nothing to draw: leave it out, or set --augment")
-        most = f"set 0 to {MOST_PLACEHOLDERS}, 8 is usual"
-        require(0 <= self.placeholders <= MOST_PLACEHOLDERS, "placeholders", self.placeholders, most)
         alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
         if self.segmentations == 1 and alone:
             raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
@@ -317,26 +312,6 @@ class PrepareSettings:
         """Sides whose segmentations are drawn: 0, the sources; 1, the targets."""
         sides = {"both": (0, 1), "source": (0,), "target": (1,), "none": ()}[self.segmented_side]
         return sides if self.segmentations > 1 else ()
-
-    def strength(self, tokenizer: Tokenizer) -> float:
-        """Return what `Tokenizer.sample` takes for a side.
-
-        Raises:
-            UserError: its kind of vocabulary is not sampled, or by another setting.
-        """
-        values = {"dropout": self.segmentation_dropout, "alpha": self.segmentation_alpha}
-        if tokenizer.sampled_by is None:
-            raise UserError(
-                f"--segmentations {self.segmentations} needs BPE or a unigram model, and a {tokenizer.kind} vocabulary "
-                "has one segmentation of a text: leave it out"
-            )
-        own = values.pop(tokenizer.sampled_by)
-        if own is None and any(value is not None for value in values.values()):
-            raise UserError(
-                f"--segmentation-{next(iter(values))} is not for a {tokenizer.kind} vocabulary: set "
-                f"--segmentation-{tokenizer.sampled_by}"
-            )
-        return _STRENGTH if own is None else own
 
     @property
     def vocabularies(self) -> tuple[VocabularyChoice, ...]:

@@ -13,7 +13,9 @@ from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
 from dist_transformer.data.vocabulary.placeholders import placeholders_of
-from dist_transformer.data.vocabulary.tokenizer import Vocabulary, show_sizes
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary, show_sizes
+
+_STRENGTH = 0.1
 
 
 def tokenizer_path(work: Work) -> Path:
@@ -21,13 +23,17 @@ def tokenizer_path(work: Work) -> Path:
 
 
 def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
-    """Check the vocabularies that exist.
+    """Check the vocabularies that exist, and what is changed in text for those that are learned.
 
     Raises:
         UserError: one cannot be read, or does not do what the settings ask of it.
     """
     for choice in settings.vocabularies:
         if choice.tokenizer is None:
+            new = "the vocabulary to be learned"
+            _require_changes(settings, new, "set --placeholders 8", settings.placeholders > 0, settings.lowercase)
+            if settings.placeholders and "copy" not in settings.rates:
+                report("warning: no pair has placeholders, so a model does not learn them: set --augment copy:0.1")
             continue
         vocabulary = load_vocabulary(choice.tokenizer, is_foreign=True)
         tokenizers = [(side, (vocabulary.source, vocabulary.target)[side]) for side in choice.sides]
@@ -41,9 +47,9 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
                     f"{settings.normalization}: leave out --normalization or {flag}"
                 )
             if side in settings.sampled_sides:
-                settings.strength(tokenizer)
-            if "copy" in settings.rates and not placeholders_of(tokenizer):
-                raise UserError(f"{path} has no placeholders, which --augment copy needs: leave out copy or {flag}")
+                _strength(settings, tokenizer)
+            has_placeholders = bool(placeholders_of(tokenizer))
+            _require_changes(settings, path, f"leave out copy or {flag}", has_placeholders, tokenizer.lowercase)
             if side == 0:
                 tokenizer.fronts(settings.tags_with(tokenizer))
         first = tokenizers[0][1]
@@ -61,6 +67,17 @@ def _name(settings: PrepareSettings, choice: VocabularyChoice) -> str:
     return "vocabulary" if len(languages) > 1 else f"vocabulary of {languages[0]}"
 
 
+def _require_changes(
+    settings: PrepareSettings, vocabulary: Path | str, remedy: str, has_placeholders: bool, lowercase: bool
+) -> None:
+    """Refuse changes of the text of which a vocabulary has nothing."""
+    if "copy" in settings.rates and not has_placeholders:
+        raise UserError(f"--augment copy needs placeholders, and {vocabulary} has none: {remedy}")
+    for name in ("upper", "title"):
+        if name in settings.rates and lowercase:
+            raise UserError(f"--augment {name} has no effect, because {vocabulary} is in lower case: leave it out")
+
+
 def strengths_of(settings: PrepareSettings, vocabulary: Vocabulary) -> tuple[float | None, ...]:
     """Return the strength of each side's sampling, None for a side that is not sampled.
 
@@ -68,7 +85,24 @@ def strengths_of(settings: PrepareSettings, vocabulary: Vocabulary) -> tuple[flo
         UserError: a side's kind of vocabulary is not sampled by these settings.
     """
     sides = enumerate((vocabulary.source, vocabulary.target))
-    return tuple(settings.strength(side) if i in settings.sampled_sides else None for i, side in sides)
+    return tuple(_strength(settings, side) if i in settings.sampled_sides else None for i, side in sides)
+
+
+def _strength(settings: PrepareSettings, tokenizer: Tokenizer) -> float:
+    """Return what `Tokenizer.sample` takes for a side."""
+    values = {"dropout": settings.segmentation_dropout, "alpha": settings.segmentation_alpha}
+    if tokenizer.sampled_by is None:
+        raise UserError(
+            f"--segmentations {settings.segmentations} needs BPE or a unigram model, and a {tokenizer.kind} vocabulary "
+            "has one segmentation of a text: leave it out"
+        )
+    own = values.pop(tokenizer.sampled_by)
+    if own is None and any(value is not None for value in values.values()):
+        raise UserError(
+            f"--segmentation-{next(iter(values))} is not for a {tokenizer.kind} vocabulary: set "
+            f"--segmentation-{tokenizer.sampled_by}"
+        )
+    return _STRENGTH if own is None else own
 
 
 def normalizations(settings: PrepareSettings) -> Normalizations:

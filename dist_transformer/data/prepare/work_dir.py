@@ -42,7 +42,7 @@ from dist_transformer.data.text.pairs import PairSource
 from dist_transformer.version import __version__
 
 # To be increased when the files of the work folder change their meaning.
-_LAYOUT = 6
+_LAYOUT = 7
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _TOKENIZERS = {"tokenizer", "source_tokenizer", "target_tokenizer"}
 _NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "text", "sources", "validation", *_TOKENIZERS}

@@ -16,16 +16,18 @@ from dist_transformer.base.errors import UserError
 
 # A word, or a character of a script that writes no spaces.
 _CHARACTER = "[\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
-_WORD = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})\w)+")
+_LETTER = rf"(?:(?!{_CHARACTER})\w)"
+_SPACELESS, _WORD = re.compile(_CHARACTER), re.compile(rf"{_CHARACTER}|{_LETTER}+(?:['’-]{_LETTER}+)*")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _END = re.compile(r"[.!?…。！？]+$")
 # One error for so many words.
 _WORDS_PER_ERROR = 8
-_MOST_COPIES = 3
 # Dice coefficient of two words, and pairs that have both, from which on they count as translations of each other.
-_LEAST_DICE, _LEAST_PAIRS = 0.3, 3
+_LEAST_DICE, _LEAST_PAIRS = 0.1, 3
 
 Texts = tuple[str, str]
+Place = tuple[int, bool]
+"""Index of a character, and whether a word begins there rather than ends."""
 
 
 def upper(source: str, target: str, random: Random) -> Texts:
@@ -78,7 +80,8 @@ class Neighbours:
                 words = {word.lower() for word in _WORD.findall(text)}
                 sides.append([numbers[side].setdefault(word, len(numbers[side])) for word in sorted(words)])
                 counts[side].update(sides[-1])
-            together.append((np.array(sides[0], dtype=np.int64)[:, None] << 32 | np.array(sides[1])).ravel())
+            ids = [np.array(side, dtype=np.int64) for side in sides]
+            together.append((ids[0][:, None] << 32 | ids[1]).ravel())
         codes, found = np.unique(np.concatenate([*together, np.empty(0, np.int64)]), return_counts=True)
         kept = found >= _LEAST_PAIRS
         spelled = [list(side) for side in numbers]
@@ -89,29 +92,46 @@ class Neighbours:
             if dice >= _LEAST_DICE:
                 self._dice[spelled[0][source], spelled[1][target]] = dice
 
-    def of(self, source: str, target: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Return the places of words that are each other's best translation: start and end in source and target."""
+    def places(self, source: str, target: str) -> list[tuple[Place, Place]]:
+        """Return where a mark may be in the source, each with its place in the target.
+
+        A mark before a word is before the word's translation, or else behind that of the word before it.
+        """
         sides = [[(word[0].lower(), word.span()) for word in _WORD.finditer(text)] for text in (source, target)]
-        dice = np.array([[self._dice.get((one, other), 0.0) for other, _ in sides[1]] for one, _ in sides[0]])
+        ones, others = sides
+        dice = np.array([[self._dice.get((one, other), 0.0) for other, _ in others] for one, _ in ones])
         if not dice.size:
             return []
-        rows, columns = dice.argmax(1), dice.argmax(0)
-        best = [(i, j) for i, j in enumerate(rows.tolist()) if dice[i, j] > 0 and columns[j] == i]
-        return [(sides[0][i][1], sides[1][j][1]) for i, j in best]
+        # Of equal words, those at about the same place translate each other.
+        dice *= 1 - abs(np.arange(len(ones))[:, None] / len(ones) - np.arange(len(others)) / len(others))
+        best = {i: j for i, j in enumerate(dice.argmax(1).tolist()) if dice[i, j] > 0 and dice[:, j].argmax() == i}
+        found = []
+        for i in range(len(ones) + 1):
+            place = (ones[i][1][0], True) if i < len(ones) else (ones[-1][1][1], False)
+            if i in best:
+                found.append((place, (others[best[i]][1][0], True)))
+            elif i - 1 in best:
+                found.append((place, (others[best[i - 1]][1][1], False)))
+        return found
 
 
 def copy(source: str, target: str, random: Random, neighbours: Neighbours, marks: Sequence[str]) -> Texts:
-    """Insert marks of placeholders into both texts: beside words that translate each other, or else at the ends."""
-    places = neighbours.of(source, target) or [((0, len(source)), (0, len(target)))]
-    chosen = random.sample(places, min(random.randint(1, _MOST_COPIES), len(marks), len(places)))
-    drawn = random.sample(marks, len(chosen))
-    sides = [random.random() < 0.5 for _ in chosen]
+    """Insert marks of placeholders into both texts, in the order of the source, in which a translation numbers spans.
+
+    Each mark but the first has half the probability of the one before, so most pairs have few.
+    """
+    places = neighbours.places(source, target) or [((0, True), (0, True)), ((len(source), False), (len(target), False))]
+    count = 1
+    while count < min(len(marks), len(places)) and random.random() < 0.5:
+        count += 1
+    chosen = sorted(random.sample(places, count))
     texts = [source, target]
-    for number, text in enumerate(texts):
-        cuts = [(place[number][side], mark) for place, side, mark in zip(chosen, sides, drawn, strict=True)]
-        ends = [*(at for at, _ in sorted(cuts)), len(text)]
-        pieces = [f" {mark} {text[at:end]}" for (at, mark), end in zip(sorted(cuts), ends[1:], strict=True)]
-        texts[number] = text[: ends[0]] + "".join(pieces)
+    for side, cuts in enumerate(zip(*chosen, strict=True)):
+        # From the end, so that the other places stay.
+        for (at, is_before), mark in sorted(zip(cuts, marks, strict=False), reverse=True):
+            text = texts[side]
+            space = " " * (_SPACELESS.match(text, at if is_before else at - 1) is None)
+            texts[side] = text[:at] + (f"{mark}{space}" if is_before else f"{space}{mark}") + text[at:]
     return texts[0], texts[1]
 
 
@@ -138,7 +158,8 @@ def parse_rates(values: Sequence[str]) -> dict[str, float]:
         try:
             rates[name] = float(share)
         except ValueError:
-            raise UserError(f"augment {value}: it needs a share of the pairs, such as {name}:0.05") from None
+            remedy = f"it needs a share of the pairs, such as {name}:0.05, and a space before the next change"
+            raise UserError(f"augment {value}: {remedy}") from None
     if not all(0 < rate <= 1 for rate in rates.values()) or sum(rates.values()) > 1:
         raise UserError(f"augment {' '.join(values)}: shares must be above 0, and at most 1 together")
     return rates

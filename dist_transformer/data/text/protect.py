@@ -8,28 +8,18 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.placeholders import split_at_marks, without_marks
 
+# Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
+_SPACELESS = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
 _PATTERNS = {
+    "urls": rf"(?i:(?:https?|ftp)://|www\.)[^\s<>\"'{_SPACELESS}]*[^\s<>\"'{_SPACELESS}.,;:!?()\[\]{{}}]",
+    "emails": r"(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
+    "numbers": rf"(?<![^\W{_SPACELESS}])\d+(?:[.,:/-]\d+)*(?![^\W{_SPACELESS}])",
     "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
-    "urls": r"(?:(?:https?|ftp)://|www\.)[^\s<>\"']*[^\s<>\"'.,;:!?()\[\]{}]/?",
-    "emails": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-    "numbers": r"(?<!\w)\d+(?:[.,:/-]\d+)*(?!\w)",
 }
+KINDS = tuple(_PATTERNS)
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
-
-
-def parse_kinds(values: Sequence[str]) -> tuple[str, ...]:
-    """Return kinds of spans, which are apart or separated by commas, in the order in which they are looked for.
-
-    Raises:
-        UserError: a kind is unknown.
-    """
-    given = ",".join(values).split(",") if values else []
-    if unknown := [kind for kind in given if kind not in _PATTERNS]:
-        raise UserError(f"protect {unknown[0]}: it must be one or more of {', '.join(_PATTERNS)}")
-    return tuple(kind for kind in _PATTERNS if kind in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +30,20 @@ class ProtectedLine:
     """Text with marks."""
     spans: dict[str, tuple[str, str, str]]
     """Protected spans by their marks, each with the characters before and after it."""
+    whole: str = ""
+    """Line of nothing but spans and signs, which is its own translation; the text is then empty."""
     is_raised: bool = False
     """Whether the line is in capitals, and the text is not."""
 
     @classmethod
-    def of(cls, line: str, kinds: Sequence[str], marks: Sequence[str], *, recase: bool) -> "ProtectedLine":
-        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case."""
+    def of(
+        cls, line: str, kinds: Sequence[str], marks: Sequence[str], *, recase: bool, prefix: str = ""
+    ) -> "ProtectedLine":
+        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case.
+
+        Args:
+            prefix: text that the translation begins with, as it is; it may have some of the spans.
+        """
         line = without_marks(line)
         spans: dict[str, tuple[str, str, str]] = {}
 
@@ -56,12 +54,18 @@ class ProtectedLine:
             spans[mark] = (found[0], line[: found.start()][-1:] or " ", line[found.end() :][:1] or " ")
             return mark
 
-        text = re.sub("|".join(_PATTERNS[kind] for kind in kinds), marked, line) if kinds else line
+        text = re.sub("|".join(_PATTERNS[kind] for kind in _PATTERNS if kind in kinds), marked, line) if kinds else line
+        if spans and not prefix and not any(map(str.isalpha, text)):
+            return cls("", {}, line)
         # A word alone may be an abbreviation.
-        is_raised = recase and text.isupper() and len(text.split()) > 1
+        is_raised = recase and not prefix and text.isupper() and len(text.split()) > 1
         if is_raised:
             text = _SENTENCE.sub(lambda found: found[1] + found[2].upper(), text.lower())
-        return cls(text, spans, is_raised)
+        for mark, (span, *_) in [*spans.items()]:
+            if span in prefix:
+                prefix = prefix.replace(span, "", 1)
+                del spans[mark]
+        return cls(text, spans, is_raised=is_raised)
 
     def restore(self, text: str, *, append: bool) -> tuple[str, int]:
         """Put the spans in place of the marks of a translation, each once, and count those without a mark.
@@ -69,10 +73,9 @@ class ProtectedLine:
         Args:
             append: whether these come at the end.
         """
-        text = text.upper() if self.is_raised else text
-        if not self.spans:
-            return text, 0
-        first, *parts = split_at_marks(text)
+        first, *parts = split_at_marks(text.upper() if self.is_raised else text)
+        if not parts and not self.spans:
+            return self.whole or first, 0
         left, result = dict(self.spans), first.strip()
         for mark, after in zip(parts[::2], parts[1::2], strict=True):
             if mark in left:
@@ -90,10 +93,12 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     """Join texts by a space, but not beside characters of scripts without spaces, or before closing punctuation.
 
     Args:
-        beside: character next to a span in the source; next to the same one here there is no space, either.
+        beside: character next to a span in the source; next to the same one here there is no space, either, and next to
+            any letter if it is one, as in <b>word</b>.
     """
     if not text or not more:
         return text + more
     ends = text[-1], more[0]
-    glued = beside in ends or any(unicodedata.east_asian_width(end) in "WF" for end in ends)
+    glued = beside in ends or (beside.isalnum() and any(map(str.isalnum, ends)))
+    glued |= any(unicodedata.east_asian_width(end) in "WF" for end in ends)
     return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more

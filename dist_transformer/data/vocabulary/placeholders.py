@@ -7,6 +7,7 @@ Text around a mark is encoded as it would be without it, so any kind of vocabula
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from dist_transformer.config.schema import require
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary
 
 MOST_PLACEHOLDERS = 32
@@ -17,7 +18,12 @@ _MARK = re.compile("([\ufdd0-\ufdef])")
 
 
 def placeholder_tags(count: int) -> tuple[str, ...]:
-    """Return the tags of a vocabulary with this number of placeholders."""
+    """Return the tags of a vocabulary with this number of placeholders.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    require(0 <= count <= MOST_PLACEHOLDERS, "placeholders", count, f"set 0 to {MOST_PLACEHOLDERS}, 8 is usual")
     return tuple(f"<ph{number}>" for number in range(1, count + 1))
 
 

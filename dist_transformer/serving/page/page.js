@@ -80,7 +80,7 @@ class Result {
 
   explain(place) {
     const { split, has_maps: hasMaps, synthetic, beyond_training: beyondTraining } = this.answer;
-    const { whole_for_prefix: wholeForPrefix, hypotheses } = this.answer;
+    const { whole_for_prefix: wholeForPrefix, missing_spans: missingSpans, hypotheses } = this.answer;
     const notes = [];
     if (synthetic) notes.push("Trained on synthetic text: it knows the words of its grammar only.");
     if (split) {
@@ -92,6 +92,7 @@ class Result {
     }
     if (beyondTraining) notes.push("A sentence is longer than any in the training: check its translation.");
     if (wholeForPrefix) notes.push("The beginning has several sentences: check that no sentence is missing.");
+    if (missingSpans) notes.push("Protected text has no place in the translation: look for it at the end, or add it.");
     if (hypotheses.some((hypothesis) => hypothesis.cut)) {
       notes.push("A translation reached the maximum length and was cut.");
     }

@@ -10,7 +10,7 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.data.folder.reader import DataFolder
 from dist_transformer.data.prepare import pipeline
 from dist_transformer.data.vocabulary.placeholders import decode_marked, marks
-from tests.data.prepare.preparing import corpus, files_of, run
+from tests.data.prepare.preparing import corpus, files_of, run, train_text, with_validation
 from tests.data.prepare.test_segmentations import rows_of
 
 PAIRS = corpus(200)
@@ -38,7 +38,7 @@ def plain(text: str) -> str:
 
 
 def test_shares_of_pairs_are_changed_otherwise_in_each_variant(tmp_path: Path) -> None:
-    run(tmp_path, PAIRS, **CHANGED)
+    index, report = run(tmp_path, PAIRS, **CHANGED)
     variants = variants_of(tmp_path / "out", 3)
     assert len({tuple(rows) for rows in variants}) == 3
     count = len(variants[0])
@@ -54,6 +54,23 @@ def test_shares_of_pairs_are_changed_otherwise_in_each_variant(tmp_path: Path) -
     # Three standard deviations of 0.3 are 0.1.
     assert (abs(upper / count - 0.3) < 0.1).all()
     assert (abs(copied / count - 0.3) < 0.1).all()
+    assert index.changed == {"upper": upper.sum(), "copy": copied.sum(), "unchanged": 0}
+    line = f"changed in 3 variants: {upper.sum()} upper, {copied.sum()} copy, 0 unchanged"
+    assert sum(each.startswith(line) for each in report) == 1
+
+
+@pytest.mark.parametrize("change", ["punctuation", "upper"])
+def test_a_change_that_leaves_nothing_or_too_much_is_not_made(tmp_path: Path, change: str) -> None:
+    pairs = [("!", "?"), ("Yes", "Ja."), *PAIRS, ("word " * 20, "Wort " * 20)]
+    # A text in capitals has a token for each letter.
+    valid = with_validation(tmp_path, PAIRS[:9])
+    index, _ = run(tmp_path, pairs, augment=(f"{change}:1",), max_tokens=16, **valid)
+    # "YES" and "JA." are capitals that fit.
+    made = int(change == "upper")
+    assert index.changed == {change: made, "unchanged": index.train.pairs - made}
+    assert (index.dropped["too_long"], index.dropped["in_validation"]) == (1, 9)
+    kept = {pairs[0], ("YES", "JA.") if made else pairs[1], *PAIRS[9:]}
+    assert {*train_text(DataFolder.open(tmp_path / "out"))} == kept
 
 
 def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +83,9 @@ def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"augment": ("copy:0.1",)}, "augment copy needs placeholders in the vocabulary: set --placeholders"),
+        ({"augment": ("copy:0.1",)}, "augment copy needs placeholders, and the vocabulary to be learned has none: set"),
+        ({"augment": ("upper:0.1",), "lowercase": True}, "augment upper has no effect, because the vocabulary to be"),
+        ({"augment": ("loud:0.1",)}, "augment loud:0.1: it must be one of upper"),
         ({"segmentations": 2, "segmented_side": "none"}, "segmented_side none leaves nothing to draw"),
         ({"placeholders": 33}, "placeholders .* 0 to 32"),
     ],
@@ -74,3 +93,19 @@ def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monk
 def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(tmp_path, PAIRS, **settings)
+
+
+def test_changes_that_an_existing_vocabulary_does_not_show(tmp_path: Path) -> None:
+    run(tmp_path, PAIRS, "plain", lowercase=True)
+    known = {"vocab_size": None, "tokenizer": tmp_path / "plain"}
+    with pytest.raises(UserError, match=r"augment copy needs placeholders, and .*tokenizer.json has none: leave out"):
+        run(tmp_path, PAIRS, augment=("copy:0.1",), **known)
+    with pytest.raises(UserError, match=r"augment title has no effect, because .*tokenizer.json is in lower case"):
+        run(tmp_path, PAIRS, augment=("title:0.1",), **known)
+    with pytest.raises(UserError, match="placeholders is for a new vocabulary, but --tokenizer names an existing one"):
+        run(tmp_path, PAIRS, placeholders=2, **known)
+
+
+def test_placeholders_that_no_text_has(tmp_path: Path) -> None:
+    _, report = run(tmp_path, PAIRS, placeholders=2)
+    assert sum(line.startswith("warning: no pair has placeholders") for line in report) == 1

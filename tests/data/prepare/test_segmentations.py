@@ -51,9 +51,9 @@ def test_every_segmentation_has_the_same_pairs(tmp_path: Path) -> None:
     # Validation has the best segmentation.
     ids, _, _, _ = data.valid.tokens(np.arange(1))
     assert ids.tolist() == tokenizer.encode("another word here")
-    assert any(line.startswith("segmentations: 3 of each training sentence are drawn") for line in report)
+    assert sum(line.startswith("variants: 3 of each training pair, with segmentations of its own") for line in report)
     shown = run_command(sys.executable, "-m", "dist_transformer", "inspect", tmp_path / "out")
-    assert "train: 60 pairs in 9 shard(s), 3 segmentations of each;" in shown
+    assert "train: 60 pairs in 9 shard(s), 3 variants of each;" in shown
 
 
 def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

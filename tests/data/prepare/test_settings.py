@@ -15,7 +15,8 @@ from dist_transformer.config.plain import to_plain
 from dist_transformer.config.schema import settings_of
 from dist_transformer.config.settings_file import write_settings
 from dist_transformer.data.prepare.pipeline import run_folder_for
-from dist_transformer.data.prepare.settings import _STRENGTH, PrepareSettings
+from dist_transformer.data.prepare.settings import PrepareSettings
+from dist_transformer.data.prepare.vocabularies import _STRENGTH
 from dist_transformer.data.text.pairs import TsvFile, line_files
 from dist_transformer.data.vocabulary.kinds import DEFAULT_COVERAGE
 from tests.data.prepare.preparing import corpus, run, write_pairs

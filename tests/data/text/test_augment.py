@@ -1,5 +1,6 @@
 """Changes of training pairs, by hand."""
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -42,28 +43,36 @@ def test_typos_are_in_the_source_alone_and_few() -> None:
     assert any(source.count(" ") < PAIR[0].count(" ") for source in sources)
 
 
-def test_copies_are_beside_words_that_translate_each_other() -> None:
+def test_places_are_before_a_translation_or_behind_one() -> None:
+    # dog: Hund, cat: Katze; the other words are too rare.
+    before_dog, before_sees, before_cat = ((4, True), (4, True)), ((8, True), (8, False)), ((15, True), (19, True))
+    end = ((18, False), (24, False))
+    assert Neighbours(PAIRS).places(*PAIRS[4]) == [before_dog, before_sees, before_cat, end]
+
+
+def test_of_equal_words_those_at_the_same_place_translate_each_other() -> None:
+    pair = ("dog and dog", "Hund und Hund")
+    assert [target for _, target in Neighbours(PAIRS).places(*pair)] == [(0, True), (4, False), (9, True), (13, False)]
+
+
+def test_copies_are_in_the_order_of_the_source() -> None:
     neighbours, known = Neighbours(PAIRS), marks(8)
-    translations = {"dog": "Hund", "cat": "Katze"}
-    used = set()
-    for seed in range(50):
-        source, target = MODIFIERS["copy"](*PAIRS[4], Random(seed), neighbours, known)
-        sides = [split_at_marks(text) for text in (source, target)]
-        assert [" ".join("".join(side[::2]).split()) for side in sides] == [*PAIRS[4]]
-        assert sides[0][1::2]
-        assert sorted(sides[0][1::2]) == sorted(sides[1][1::2])
-        used |= {*sides[0][1::2]}
-        words = [text.split() for text in (source, target)]
-        for mark in sides[0][1::2]:
-            places = [side.index(mark) for side in words]
-            beside = [{*side[max(0, at - 1) : at + 2]} - {*known} for side, at in zip(words, places, strict=True)]
-            assert any(one in beside[0] and other in beside[1] for one, other in translations.items())
-    assert used == {*known}
+    found = [MODIFIERS["copy"](*PAIRS[4], Random(seed), neighbours, known) for seed in range(400)]
+    sides = [[split_at_marks(text) for text in pair] for pair in found]
+    for pair in sides:
+        assert [" ".join("".join(side[::2]).split()) for side in pair] == [*PAIRS[4]]
+        assert pair[0][1::2] == pair[1][1::2] == known[: len(pair[0]) // 2]
+    counts = Counter(len(source) // 2 for source, _ in sides)
+    # One of two pairs has one mark, one of four has two; there are four places.
+    assert [counts[count] / 400 for count in (1, 2, 3, 4)] == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=0.06)
+    assert ("the dog sees a cat \ufdd0", "der Hund sieht die Katze \ufdd0") in found
 
 
 def test_copies_are_at_the_ends_of_texts_without_known_words() -> None:
-    found = {MODIFIERS["copy"]("Hi .", "你好。", Random(seed), Neighbours([]), ["\ufdd0"]) for seed in range(9)}
-    assert found == {(" \ufdd0 Hi .", " \ufdd0 你好。"), ("Hi . \ufdd0 ", "你好。 \ufdd0 ")}
+    neighbours = Neighbours([("Hi", ""), ("", "!")])
+    found = {MODIFIERS["copy"]("Hi .", "你好", Random(seed), neighbours, ["\ufdd0"]) for seed in range(9)}
+    # There is no space beside characters that are written without.
+    assert found == {("\ufdd0 Hi .", "\ufdd0你好"), ("Hi . \ufdd0", "你好\ufdd0")}
 
 
 @pytest.mark.parametrize(

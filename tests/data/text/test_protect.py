@@ -2,11 +2,9 @@
 
 import pytest
 
-from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.protect import ProtectedLine, parse_kinds
+from dist_transformer.data.text.protect import KINDS, ProtectedLine
 from dist_transformer.data.vocabulary.placeholders import marks
 
-KINDS = parse_kinds(["urls,emails", "numbers", "placeholders"])
 A, B, C = MARKS = marks(3)
 
 
@@ -18,12 +16,14 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
     ("line", "spans"),
     [
         ("See https://example.org/a?b=1, or www.example.org.", ["https://example.org/a?b=1", "www.example.org"]),
-        ("(http://example.org/)", ["http://example.org/"]),
+        ("a (http://example.org/)", ["http://example.org/"]),
         ("Write to a.b+c@example.co.uk!", ["a.b+c@example.co.uk"]),
         ("It is 13.50 € or 1,000,000 at 12:30", ["13.50", "1,000,000", "12:30"]),
         ("B2B, 3D and x86 have none", []),
         ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
         ("100% sure", ["100"]),
+        ("SEE HTTP://EXAMPLE.ORG/A.", ["HTTP://EXAMPLE.ORG/A"]),
+        ("有3只狗，见https://example.org/a。写信到a@example.org谢谢", ["3", "https://example.org/a", "a@example.org"]),
     ],
 )
 def test_spans(line: str, spans: list[str]) -> None:
@@ -52,6 +52,32 @@ def test_a_span_is_beside_what_it_was_beside() -> None:
     assert of("a ( 1 )").restore(f"x {A}, y", append=True) == ("x 1, y", 0)
 
 
+@pytest.mark.parametrize(
+    ("line", "output", "restored"),
+    [
+        # Beside a letter there is no space where the source has none.
+        ("a <b>dog</b> {name}s", f"ein {A} Hund {B} {C} s", "ein <b>Hund</b> {name}s"),
+        ("see {name} so", f"sieh {A} so", "sieh {name} so"),
+    ],
+)
+def test_a_span_is_beside_letters_as_in_the_source(line: str, output: str, restored: str) -> None:
+    assert of(line).restore(output, append=True) == (restored, 0)
+
+
+@pytest.mark.parametrize("line", ["13.50 €", "https://example.org/a.", "{name}: %s"])
+def test_a_line_of_spans_alone_is_its_own_translation(line: str) -> None:
+    found = of(line)
+    assert (found.text, found.restore("", append=True)) == ("", (line, 0))
+    assert of("a 5").text == f"a {A}"
+
+
+def test_a_prefix_may_have_spans() -> None:
+    line = ProtectedLine.of("SEE 1 AND 1 AT 2", KINDS, MARKS, recase=True, prefix="Sieh 1")
+    assert line.text == f"SEE {A} AND {B} AT {C}"
+    assert line.restore(f"Sieh 1 {A} und {B} bei {C}", append=True) == ("Sieh 1 und 1 bei 2", 0)
+    assert ProtectedLine.of("5", KINDS, MARKS, recase=True, prefix="Die").text == A
+
+
 def test_text_without_spans_stays_as_it_is() -> None:
     assert of("a").restore(" x  y ", append=True) == (" x  y ", 0)
     assert of(f"a{A}b").text == "a\ufffdb"
@@ -71,6 +97,6 @@ def test_capitals(line: str, text: str, restored: str) -> None:
     assert found.restore(f"ein Hund {A}" if found.spans else "ein Hund 5", append=True) == (restored, 0)
 
 
-def test_an_unknown_kind() -> None:
-    with pytest.raises(UserError, match="protect dates: it must be one or more of placeholders, urls, emails, numbers"):
-        parse_kinds(["urls,dates"])
+def test_spans_of_the_kinds_alone() -> None:
+    line = ProtectedLine.of("{n} of 5 at www.example.org", ["numbers", "placeholders"], MARKS, recase=False)
+    assert line.text == f"{A} of {B} at www.example.org"
