@@ -160,7 +160,7 @@ class Translator:
         if settings.protect and not self._placeholders:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
-                "--augment copy:0.1, or leave it out"
+                "--augment copy:0.2, or leave it out"
             )
         # Of the hypotheses of a beam, those come first that leave out the fewest spans.
         self._keeps_spans = bool(self._placeholders) and not settings.samples

@@ -192,7 +192,7 @@ class PrepareSettings:
     """Entries of a learned vocabulary that stand for text which is not translated: the tags <ph1>, <ph2>, …"""
     augment: tuple[str, ...] = ()
     """Shares of the training pairs to change, each pair in one way: upper:0.05 (capitals), title:0.05 (capital
-    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.02 (placeholders)."""
+    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.2 (placeholders)."""
     segmentations: int = 1
     """Variants to draw of each training sentence, one for each of as many epochs: segmentations, and what --augment
     changes; the shards take as many times the disk; 1: the best segmentation."""
