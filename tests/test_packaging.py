@@ -24,7 +24,7 @@ from tests.test_architecture import BENCHMARKS, MODULES, PACKAGE, TOOLS
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = PROJECT["name"]
 # What the part needs that writes models for other programs is an extra.
-EXPORTS = sorted((PACKAGE / "export").rglob("*.py"))
+EXPORTS = sorted(file for room in ("export", "importing") for file in (PACKAGE / room).rglob("*.py"))
 OWN = {NAME, "_start", "benchmarks", "tests", "tools"}
 
 

@@ -62,7 +62,8 @@ def test_a_run_resumes(version: str, tmp_path: Path) -> None:
         for word in (f"--model.{name}", settings["model"][name.replace("-", "_")])
     )
     words = ("--preset", "tiny", *model, "--batch.max-target-tokens", 512, "--ema-decay", 0.9, "--validate-every", 2)
-    steps = ("--save-every", 4, "--log-every", settings["log_every"], "--max-steps", 8)
+    # The stored runs are in fp32; a processor with instructions for bf16 has another default.
+    steps = ("--precision", "fp32", "--save-every", 4, "--log-every", settings["log_every"], "--max-steps", 8)
     said = run_command(*TOOL, "train", *words, *folders, *steps)
     assert "resumed from" in said
     assert "finished at step 8" in said

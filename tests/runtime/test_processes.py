@@ -43,7 +43,7 @@ def leave(number, frame):
     (folder / f"signal-{rank}").write_text(str(number))
     sys.exit(75)
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT): signal.signal(number, leave)
-print("rank", rank, sys.stdin.readline().strip() if rank == "0" else "", flush=True)
+os.write(1, f"rank {rank} {sys.stdin.readline().strip() if rank == '0' else ''}\\n".encode())
 exec(sys.argv[2])
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
 exec(sys.argv[3])
