@@ -185,7 +185,7 @@ def preparation_memory(folder: DataFolder, scratch: Path, *, pairs: int, seed: i
     found = {}
     for name, (source, target) in {"1x": files, "10x": longer}.items():
         out = scratch / f"memory-{name}"
-        words = ["prepare", "--src", source, "--tgt", target, "--tokenizer", folder.path / TOKENIZER_FILE]
+        words = ["prepare", "--src", source, "--tgt", target, "--tokenizer", (folder.path / TOKENIZER_FILE).resolve()]
         words += ["--src-lang", folder.index.source_language, "--tgt-lang", folder.index.target_language]
         words += ["--workers", 1, "--out", out]
         wait = wait_for(("-m", "dist_transformer", *map(str, words)), str(scratch))

@@ -36,7 +36,7 @@ _SHOWN = ("bleu", "upper_bleu", "upper_recased_bleu", "typos_bleu", "spans_once"
 _ROWS = [
     ("without changes", "plain"),
     ("with changes", "robust"),
-    ("with changes, `upper` and `title`", "capitals"),
+    ("with changes, `upper` and `title`, one seed", "capitals"),
 ]
 """Rows of the table: label, kind of model."""
 Texts: TypeAlias = tuple[Path, Path]
