@@ -181,4 +181,6 @@ def keep_masters(model: nn.Module) -> None:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: TrainConfig) -> RateScheduler:
+    # No step of a contender is skipped.
+    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
     return RateScheduler(optimizer, lambda step: learning_rate(step, config))
