@@ -67,7 +67,7 @@ def main() -> None:
 
         group = process_group(world, single=True, ready=check)
         with group as device, _failing(Watchdog(world, {}), world):
-            run_dry_run(_with_precision(config, device), world, device)
+            run_dry_run(with_precision(config, device), world, device)
     elif not train(config, world, launchers):
         raise SystemExit(INTERRUPTED)
 
@@ -129,7 +129,7 @@ def train(config: TrainConfig, world: World, launchers: LauncherWatch) -> bool:
     with group as device, _failing(watchdog, world):
         watchdog.enter(Phase.SET_UP)
         require_agreement(_of_all_ranks(config))
-        config = _with_precision(config, device)
+        config = with_precision(config, device)
         trainer = assemble(config, world, device, watchdog)
         left = seconds_left(config.timeouts.walltime_minutes, age=watchdog.age) if world.is_main else None
         if left is not None:
@@ -151,12 +151,18 @@ def _of_all_ranks(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in ("cache_dir", "cache_gib", "memory_gib")}
 
 
-def _with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:
-    """Choose the arithmetic if it was not given. Collective: every rank must call it."""
+def with_precision(config: TrainConfig, device: "torch.device") -> TrainConfig:
+    """Choose the arithmetic if it was not given; a run in fp32 keeps it. Collective: every rank must call it."""
+    from dist_transformer.run.folder import is_in_fp32
     from dist_transformer.runtime import distributed
     from dist_transformer.runtime.device import choose_precision
 
-    chosen = distributed.gather_objects(choose_precision(device, config.precision))
+    choice = choose_precision(device, config.precision)
+    if config.precision is None and choice == "bf16" and is_in_fp32(config.run_dir):
+        choice = "fp32"
+        if distributed.rank() == 0:
+            say("the run is in fp32 and stays so; --precision bf16 is faster on this device")
+    chosen = distributed.gather_objects(choice)
     return config.changed(precision="fp32" if "fp32" in chosen else "bf16")
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -247,6 +247,13 @@ def settings_before(run_dir: Path, checkpoint: Path) -> tuple[dict[str, Any], li
         if not isinstance(repeated, dict):
             raise
         return repeated, [f"{error}: it is rebuilt from {checkpoint / MANIFEST_FILE}"]
+
+
+def is_in_fp32(run_dir: Path) -> bool:
+    """Return whether the run's last start computed in fp32."""
+    with suppress(UserError):
+        return bool(read_json(run_dir / SETTINGS_FILE).get("precision") == "fp32")
+    return False
 
 
 def _as_before(now: Any, before: Any) -> Any:

@@ -1,5 +1,6 @@
 """The device of a rank: its choice, its arithmetic, the CPUs near a GPU, freed memory, threads."""
 
+import json
 import os
 import re
 import subprocess
@@ -28,6 +29,7 @@ from dist_transformer.runtime.device import (
 from dist_transformer.runtime.interpreter import share_cores
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World
+from dist_transformer.train import with_precision
 
 SECOND_OF_TWO = World(rank=1, size=2, local_rank=1, local_size=2)
 
@@ -111,6 +113,16 @@ def test_the_arithmetic_of_a_gpu(
 def test_the_arithmetic_of_a_cpu(capability: str, wanted: Any, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert choose_precision(torch.device("cpu"), wanted) == chosen
+
+
+@pytest.mark.parametrize(("before", "given", "chosen"), [("fp32", None, "fp32"), ("fp32", "bf16", "bf16")])
+def test_a_run_in_fp32_stays_so_on_a_processor_with_bf16(
+    before: str, given: Any, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    (tmp_path / "config.json").write_text(json.dumps({"precision": before}))
+    config = PRESETS["tiny"].changed(run_dir=tmp_path, precision=given)
+    assert with_precision(config, torch.device("cpu")).precision == chosen
 
 
 @pytest.mark.parametrize(
