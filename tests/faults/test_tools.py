@@ -5,7 +5,6 @@ A command ends with status 0, or with 1 and one sentence: no traceback, no signa
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,9 +56,8 @@ EXACT = ("translate", "score", "average of a model")
 class Workshop:
     """A sound folder, and a warm process that runs commands in copies of it."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.sound, self.copy = scratch / "sound", scratch / "copy"
-        self.commands = Commands(scratch, seconds=120)
+    def __init__(self, scratch: Path, commands: Commands) -> None:
+        self.sound, self.copy, self.commands = scratch / "sound", scratch / "copy", commands
 
     def run(self, tool: str, name: str = "", fault: Fault | None = None) -> Ended:
         shutil.rmtree(self.copy, ignore_errors=True)
@@ -82,11 +80,10 @@ def problem(ended: Ended, wanted: str | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def shop(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    shop = Workshop(tmp_path_factory.mktemp("tools"))
-    with shop.commands:
-        lived.live(shop.commands, toy_data.path, shop.sound)
-        yield shop
+def shop(toy_data: DataFolder, tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> Workshop:
+    shop = Workshop(tmp_path_factory.mktemp("tools"), commands)
+    lived.live(commands, toy_data.path, shop.sound)
+    return shop
 
 
 @campaign(dict.fromkeys(TOOLS, len(FILES) * len(FAULTS)), each=len(FILES) * len(FAULTS), sample=("translate", "report"))
