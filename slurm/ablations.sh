@@ -74,6 +74,7 @@ fi
 source slurm/lib.sh
 need DATA RUNS
 out=$RUNS/table3-$PAIR
-settings=(--data "$DATA" --out "$out" --preset base)
+mapfile -t settings < <(unless_given --preset base -- "$@")
+settings+=(--data "$DATA" --out "$out")
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then train_row "$@"; else make_table "$@"; fi
 finish 0
