@@ -129,6 +129,8 @@ def optimizer_rows(stages: Mapping[str, Any], goals: Sequence[str]) -> list[Row]
     for stage, text in _STUDIED.items():
         for name, found in stages.get(stage, {}).items():
             at = f"figures[stages][{stage}][{name}]"
+            if "recipe" not in found and not any(found["steps_to_bleu"].values()):
+                continue
             recipe, form, test = f"{found['label']}", ":.2f", MISSING
             if "recipe" in found:
                 recipe += f", {{{at}[recipe][peak_lr]:g}} after {{{at}[recipe][warmup_steps]}}"
