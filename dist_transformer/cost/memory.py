@@ -7,7 +7,7 @@ are P / N; its padding is left out. Gradients are summed in fp32 in both precisi
 
 | | weights | fp32 copy | moments | gradients | in addition, during the update |
 |---|---|---|---|---|---|
-| 0 | bP | 4P (fp32: none) | 8P | 4P | 4P that is sent, on several ranks |
+| 0 | bP | 4P (fp32: none) | 8P | 4P | 4P that is sent, on one rank too |
 | 1, bf16 | 2P | 4P/N | 8P/N | 4P, always | none |
 | 1, fp32 | 4P | 4P/N | 8P/N | 4P/N, and 4P while micro-batches accumulate | 4P/N |
 | 2 | bP | 4P/N | 8P/N | 4P/N | none (fp32: 4P/N) |
@@ -204,7 +204,7 @@ def predict_memory(
     gradients = 4 * share
     update = 0 if precision == "bf16" and zero.stage < 3 else 4 * share
     if zero.stage == 0:
-        update = 4 * min(sizes.trained, STAGE_0_BUCKET) if world_size > 1 else 0
+        update = 4 * min(sizes.trained, STAGE_0_BUCKET)
     if zero.stage == 1 and precision == "bf16":
         gradients = 4 * sizes.trained
     elif zero.stage == 1 and config.batch.accumulation_steps(world_size) > 1:
