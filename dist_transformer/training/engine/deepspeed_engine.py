@@ -274,11 +274,11 @@ class Engine:
         internals.lerp_all(averages, list(self.optimizer.state), self.scheduler.share.to(averages[0].device))
 
     def _create_moments(self) -> None:
-        """Set the moments to zero, whatever DeepSpeed's constructor did to them; the average starts with the weights."""
+        """Set moments to zero, whatever DeepSpeed's constructor did to them, and start the average with the weights."""
         for weight in self._tensors_of_muon():
             self.optimizer.state[weight] = {MOMENTS[0]: torch.zeros_like(weight)}
-        # Stage 3 has allocated Adam's by a step on zero gradients, which advances its counter. The other stages allocate
-        # it in the first step, which is too late for a restore.
+        # Stage 3 has allocated Adam's by a step on zero gradients, which advances its counter. At the other stages the
+        # first step would allocate them, which is too late for a restore.
         for weight in self._updated_tensors():
             if not self.optimizer.state[weight]:
                 of_torch = isinstance(self.optimizer, torch.optim.AdamW)
