@@ -20,7 +20,7 @@ from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.export import gate, libraries
 from dist_transformer.export.checked_export import export_model
 from dist_transformer.export.libraries import ExportSettings
-from dist_transformer.importing import checked_import, m2m100_folder
+from dist_transformer.importing import m2m100_folder
 from dist_transformer.importing.checked_import import import_model
 from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
@@ -288,11 +288,11 @@ def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
 
 
 def prepared(model: Path, lines: Lines, folder: Path) -> Path:
-    """Prepare text for a copy of NLLB, which is trained and validated on it."""
+    """Prepare text for a copy of NLLB."""
     files: list[object] = []
     for side, texts in zip(("src", "tgt"), lines, strict=True):
         (folder / side).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-        files += [f"--{side}", folder / side, f"--valid-{side}", folder / side]
+        files += [f"--{side}", folder / side]
     words = (*files, "--tokenizer", model, "--src-lang", "eng_Latn", "--tgt-lang", "deu_Latn", "--out", folder / "data")
     run_command(sys.executable, "-m", "dist_transformer", "prepare", *words)
     return folder / "data"
@@ -334,7 +334,7 @@ def test_a_copy_is_trained_at_every_stage_and_given_back(ours: Path, toy_lines: 
 @pytest.mark.slice(name="exports")
 def test_a_network_of_the_size_of_nllb(toy_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network of 600M, with a vocabulary of 300 pieces."""
-    monkeypatch.setattr(checked_import, "READ_LINES", 5)
+    monkeypatch.setattr(gate, "COMPARED_LINES", 5)
     write_folder(tmp_path / "theirs", toy_lines[0], "nllb", layers=12, width=1024, heads=16, ffn=4096)
     bring_in(tmp_path / "theirs", tmp_path / "ours")
     require_exports(tmp_path / "ours", tmp_path)
