@@ -16,6 +16,8 @@ are P / N; its padding is left out. Gradients are summed in fp32 in both precisi
 A moving average of the weights (`ema_decay`) is partitioned like the moments: 4P or 4P/N more. Muon has one moment of
 the M parameters in matrices: 4M or 4M/N less. Its update takes (8 + b)M more, and at stage 3 another bM.
 
+A save at stages 1 and 2 gathers the fp32 weights, the moments and the average on every rank of several: 12P, or 16P.
+
 Sources: stage 0: `training/engine/plain_adam.py`. In DeepSpeed, stage 1 in bf16: `runtime/bf16_optimizer.py`; stages 1
 and 2: `runtime/zero/stage_1_and_2.py`; stage 3: `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
 the table with the tensors of real engines.
@@ -122,6 +124,8 @@ class Memory:
     resident: int
     """Bytes that stay between steps: weights, their fp32 copy, moments and constants; the gradients in stage 3, and in
     stage 1 in bf16; a bucket in stage 3."""
+    saving: int
+    """Peak of a save: what stays between steps, and what stages 1 and 2 gather on every rank."""
     host: int = 0
     """States that offload keeps on the host."""
     libraries: int = _CONTEXT_BYTES
@@ -129,9 +133,9 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Peak of the tensors during training: at the loss, with all activations, or during the update."""
+        """Peak of the tensors: at the loss, with all activations, during the update, or at a save."""
         passing = self.weights + self.masters + self.moments + self.gradients
-        return passing + max(self.buffers + self.activations + self.loss, self.update)
+        return max(passing + max(self.buffers + self.activations + self.loss, self.update), self.saving)
 
     @property
     def needed(self) -> int:
@@ -230,6 +234,9 @@ def predict_memory(
     if zero.stage == 3:
         resident += 4 * zero.reduce_bucket_size
         buffers = 4 * zero.reduce_bucket_size + element * min(sizes.parameters, zero.stage3_max_live_parameters)
+    saving = weights + sizes.constants if zero.offload_optimizer else resident
+    if zero.stage in (1, 2) and ranks > 1:
+        saving += ranks * (4 * share + moments)
     host = 0
     if zero.offload_optimizer:
         host = masters + moments + gradients + update
@@ -247,6 +254,7 @@ def predict_memory(
         loss=_loss_bytes(config, target_tokens, compiled=choose_compilation(config, stage=zero.stage)[0]),
         update=update,
         resident=resident,
+        saving=saving,
         host=host,
         libraries=_CPU_LIBRARIES_BYTES if on_cpu else _CONTEXT_BYTES,
     )

@@ -45,6 +45,7 @@ def test_states_are_predicted_to_a_tenth_and_are_all_there_is(
     # Below stage 3 the copies are gone before Adam runs: stage 0 has sent them, the others keep one of the two.
     update = memory.update if stage == 3 else 0
     assert memory.resident + gradients + update == pytest.approx(found["during_update"], rel=0.1)
+    assert memory.saving == pytest.approx(found["at_a_save"], rel=0.1)
     # All tensors of the process, found by the interpreter; the host has a copy of what is frozen, in fp32.
     sizes = model_sizes(config.model, zero, config.freeze)
     assert found["between"] + 4 * (sizes.parameters - sizes.trained) == pytest.approx(found["everything"], rel=0.01)
