@@ -7,7 +7,7 @@ are P / N; its padding is left out. Gradients are summed in fp32 in both precisi
 
 | | weights | fp32 copy | moments | gradients | in addition, during the update |
 |---|---|---|---|---|---|
-| 0 | bP | 4P (fp32: none) | 8P | 4P | 4P that is sent, on several ranks |
+| 0 | bP | 4P (fp32: none) | 8P | 4P | 4P that is sent, on one rank too |
 | 1, bf16 | 2P | 4P/N | 8P/N | 4P, always | none |
 | 1, fp32 | 4P | 4P/N | 8P/N | 4P/N, and 4P while micro-batches accumulate | 4P/N |
 | 2 | bP | 4P/N | 8P/N | 4P/N | none (fp32: 4P/N) |
@@ -15,6 +15,8 @@ are P / N; its padding is left out. Gradients are summed in fp32 in both precisi
 
 A moving average of the weights (`ema_decay`) is partitioned like the moments: 4P or 4P/N more. Muon has one moment of
 the M parameters in matrices: 4M or 4M/N less. Its update takes (8 + b)M more, and at stage 3 another bM.
+
+A save at stages 1 and 2 gathers the fp32 weights, the moments and the average on every rank of several: 12P, or 16P.
 
 Sources: stage 0: `training/engine/plain_adam.py`. In DeepSpeed, stage 1 in bf16: `runtime/bf16_optimizer.py`; stages 1
 and 2: `runtime/zero/stage_1_and_2.py`; stage 3: `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
@@ -39,6 +41,9 @@ SENTENCE_TOKENS = 30.0
 STAGE_0_BUCKET = 500_000_000
 # CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
 _CONTEXT_BYTES = int(1.5 * 2**30)
+# Libraries of a process on a CPU. The first step of 88 and 353 million parameters took 0.41 and 0.51 GiB more than the
+# peak of ZeRO-1 in bf16 (2026-11-29).
+_CPU_LIBRARIES_BYTES = int(0.4 * 2**30)
 # Share that the allocator loses. A round figure, not measured.
 _FRAGMENTATION = 0.05
 # Target tokens per micro-batch beyond which a GPU gains no speed. For `big` on an H100, one micro-batch of 25k took 84
@@ -119,19 +124,23 @@ class Memory:
     resident: int
     """Bytes that stay between steps: weights, their fp32 copy, moments and constants; the gradients in stage 3, and in
     stage 1 in bf16; a bucket in stage 3."""
+    saving: int
+    """Peak of a save: what stays between steps, and what stages 1 and 2 gather on every rank."""
     host: int = 0
     """States that offload keeps on the host."""
+    libraries: int = _CONTEXT_BYTES
+    """CUDA and libraries; on a CPU, libraries alone."""
 
     @property
     def peak(self) -> int:
-        """Peak of the tensors during training: at the loss, with all activations, or during the update."""
+        """Peak of the tensors: at the loss, with all activations, during the update, or at a save."""
         passing = self.weights + self.masters + self.moments + self.gradients
-        return passing + max(self.buffers + self.activations + self.loss, self.update)
+        return max(passing + max(self.buffers + self.activations + self.loss, self.update), self.saving)
 
     @property
     def needed(self) -> int:
-        """Memory that a GPU must have."""
-        return int(self.peak * (1 + _FRAGMENTATION)) + _CONTEXT_BYTES
+        """Memory that a GPU must have, or a process on a CPU until its first save."""
+        return int(self.peak * (1 + _FRAGMENTATION)) + self.libraries
 
 
 def model_sizes(config: ModelConfig, zero: ZeroSettings, freeze: Sequence[str] = ()) -> ModelSizes:
@@ -185,8 +194,9 @@ def predict_memory(
     world_size: int,
     source_budget: int,
     sentence_tokens: float = SENTENCE_TOKENS,
+    on_cpu: bool = False,
 ) -> Memory:
-    """Predict the memory of one rank on a GPU.
+    """Predict the memory of one rank.
 
     Args:
         config: settings that include the vocabulary size and the packs that a GPU computes at once.
@@ -204,7 +214,7 @@ def predict_memory(
     gradients = 4 * share
     update = 0 if precision == "bf16" and zero.stage < 3 else 4 * share
     if zero.stage == 0:
-        update = 4 * min(sizes.trained, STAGE_0_BUCKET) if world_size > 1 else 0
+        update = 4 * min(sizes.trained, STAGE_0_BUCKET)
     if zero.stage == 1 and precision == "bf16":
         gradients = 4 * sizes.trained
     elif zero.stage == 1 and config.batch.accumulation_steps(world_size) > 1:
@@ -224,6 +234,9 @@ def predict_memory(
     if zero.stage == 3:
         resident += 4 * zero.reduce_bucket_size
         buffers = 4 * zero.reduce_bucket_size + element * min(sizes.parameters, zero.stage3_max_live_parameters)
+    saving = weights + sizes.constants if zero.offload_optimizer else resident
+    if zero.stage in (1, 2) and ranks > 1:
+        saving += ranks * (4 * share + moments)
     host = 0
     if zero.offload_optimizer:
         host = masters + moments + gradients + update
@@ -241,7 +254,9 @@ def predict_memory(
         loss=_loss_bytes(config, target_tokens, compiled=choose_compilation(config, stage=zero.stage)[0]),
         update=update,
         resident=resident,
+        saving=saving,
         host=host,
+        libraries=_CPU_LIBRARIES_BYTES if on_cpu else _CONTEXT_BYTES,
     )
 
 

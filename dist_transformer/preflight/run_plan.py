@@ -220,6 +220,7 @@ def _plan_stage(
         world_size=cluster.world_size,
         source_budget=work.source_budget,
         sentence_tokens=work.sentence_tokens,
+        on_cpu=gpu is None,
     )
     return StagePlan(zero=zero, memory=memory, fits=memory.needed <= gpu.memory_gib * 2**30 if gpu else None)
 

@@ -118,14 +118,30 @@ def _gpu_of(world: World) -> int:
 
 # mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+# glibc's default.
+_MMAPPED_BLOCKS = 65_536
 
 
 def keep_freed_memory() -> None:
     """Let this process reuse the memory that it frees, so that it keeps its peak. No effect without glibc."""
+    # All blocks come from the one heap, which never shrinks; heaps of other threads hold at most 64 MB.
+    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1})
+
+
+@contextmanager
+def returning_freed_memory(device: torch.device) -> Iterator[None]:
+    """Return large blocks to the system when they are freed, while the block lasts, in a process that keeps them."""
+    if device.type == "cpu":
+        _mallopt({_M_MMAP_MAX: _MMAPPED_BLOCKS})
+    yield
+    if device.type == "cpu":
+        _mallopt({_M_MMAP_MAX: 0})
+
+
+def _mallopt(options: dict[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        # All blocks come from the one heap, which never shrinks; heaps of other threads hold at most 64 MB.
-        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1)):
+        for option, value in options.items():
             mallopt(option, value)
 
 

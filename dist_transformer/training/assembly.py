@@ -27,6 +27,7 @@ from dist_transformer.runtime import distributed
 from dist_transformer.runtime.agreement import require_agreement
 from dist_transformer.runtime.device import (
     cores_of_rank,
+    returning_freed_memory,
     threads_are_given,
     threads_for,
 )
@@ -155,8 +156,10 @@ def _open_run(
         torch.set_num_threads(described["threads"])
     # From here on, the other ranks and the user see which rank fails or hangs.
     watchdog.publish_in(config.run_dir)
-    engine = Engine(_make_model(config, origin).to(device), config, inputs.ds_config, world_size=world.size)
-    progress = _restore(engine, data, origin)
+    # A start holds copies of the weights, whose places in the heap are too small for what training allocates.
+    with returning_freed_memory(device):
+        engine = Engine(_make_model(config, origin).to(device), config, inputs.ds_config, world_size=world.size)
+        progress = _restore(engine, data, origin)
     ledger = Ledger(config.run_dir / LEDGER_FILE, chain=progress.ledger_chain, fence=fence)
     writer = CheckpointWriter(
         config.run_dir,

@@ -174,6 +174,35 @@ def test_dropout_keeps_a_byte_an_element() -> None:
     assert with_dropout - without == (6 * 2 + 6 * 3 + 2) * 1024 * 3136
 
 
+@pytest.mark.parametrize(("on_cpu", "libraries"), [(False, 1.5), (True, 0.4)])
+def test_what_is_needed_has_gaps_and_libraries(on_cpu: bool, libraries: float) -> None:
+    config = preset("tiny")
+    found = predict_memory(config, ZeroSettings(stage=1), world_size=1, source_budget=1024, on_cpu=on_cpu)
+    assert found.needed == pytest.approx(1.05 * found.peak + libraries * 2**30, abs=2)
+
+
+def test_stage_0_sends_a_copy_of_the_gradients_to_itself() -> None:
+    assert memory_of(ZeroSettings(stage=0)).update == memory_of(ZeroSettings(stage=0), world=2).update > 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "world", "decay", "expected"),
+    [
+        # Weights, copy and moments that stay, in bytes per parameter; at stage 1 the gradients stay, too.
+        (1, 4, 0.0, 2 + 1 + 2 + 4 + 12),
+        (2, 4, 0.0, 2 + 1 + 2 + 12),
+        (2, 4, 0.9, 2 + 1 + 3 + 16),
+        (2, 1, 0.0, 2 + 4 + 8),
+    ],
+)
+def test_a_save_gathers_states_that_several_ranks_share(stage: int, world: int, decay: float, expected: int) -> None:
+    zero = ZeroSettings(stage=stage, reduce_bucket_size=1000)
+    found = memory_of(zero, world=world, tokens=16, ema_decay=decay)
+    parameters = model_sizes(BIG, ZeroSettings(stage=stage)).parameters
+    assert found.saving - CONSTANTS == pytest.approx(expected * parameters, rel=1e-6)
+    assert (found.peak == found.saving) == (world > 1)
+
+
 @pytest.mark.parametrize(("tokens", "at"), [(16, "update"), (10_000, "loss")])
 def test_the_peak_is_at_the_loss_or_at_the_update(tokens: int, at: str) -> None:
     found = memory_of(ZeroSettings(stage=0), tokens=tokens, world=2)

@@ -1,12 +1,17 @@
 """The planner's memory of states, against the tensors of real engines on one rank and two."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dist_transformer.config.presets import PRESETS
+from dist_transformer.config.settings import BatchConfig
 from dist_transformer.cost.memory import ZeroSettings, model_sizes, predict_memory
+from dist_transformer.data.folder.reader import DataFolder
+from dist_transformer.run.layout import read_records
 from dist_transformer.training.engine.ds_config import load_ds_config
 from tests.conftest import ROOT, run_ranks
 from tests.distributed.worker_memory import cases, config_of
@@ -40,6 +45,24 @@ def test_states_are_predicted_to_a_tenth_and_are_all_there_is(
     # Below stage 3 the copies are gone before Adam runs: stage 0 has sent them, the others keep one of the two.
     update = memory.update if stage == 3 else 0
     assert memory.resident + gradients + update == pytest.approx(found["during_update"], rel=0.1)
+    assert memory.saving == pytest.approx(found["at_a_save"], rel=0.1)
     # All tensors of the process, found by the interpreter; the host has a copy of what is frozen, in fp32.
     sizes = model_sizes(config.model, zero, config.freeze)
     assert found["between"] + 4 * (sizes.parameters - sizes.trained) == pytest.approx(found["everything"], rel=0.01)
+
+
+def test_the_first_step_on_a_cpu_takes_what_the_plan_says(toy_data: DataFolder, tmp_path: Path) -> None:
+    """The peak of the process, from its start on: 18 bytes per parameter of `base`."""
+    places = ("--preset", "base", "--data", toy_data.path, "--run-dir", tmp_path / "run", "--precision", "bf16")
+    batch = ("--batch.max-target-tokens", 128, "--batch.packs-per-step", 1, "--ema-decay", 0)
+    brief = ("--max-steps", 1, "--log-every", 1, "--validate-every", 0)
+    run_ranks(1, "-m", "dist_transformer.train", *places, *batch, *brief)
+    (record,) = read_records(tmp_path / "run", "train")
+    config = PRESETS["base"].changed(
+        model=dataclasses.replace(PRESETS["base"].model, vocab_size=toy_data.index.vocab_size),
+        batch=BatchConfig(max_target_tokens=128, packs_per_step=1),
+        precision="bf16",
+        ema_decay=0.0,
+    )
+    plan = predict_memory(config, ZeroSettings(stage=1), world_size=1, source_budget=128, on_cpu=True)
+    assert record["peak_memory_bytes"] == pytest.approx(plan.needed, rel=0.1)

@@ -77,7 +77,17 @@ def measure(config: TrainConfig, world_size: int) -> dict[str, Any]:
 
     engine.optimizer.step = measured_update
     engine.end_micro_batch()
-    return {"between": between, "everything": everything, "before_update": before_update, "during_update": during[0]}
+    after = bytes_of_all_tensors()
+    states = engine.parameter_states()
+    next(states)
+    gathered = bytes_of_all_tensors() - after
+    return {
+        "between": between,
+        "everything": everything,
+        "before_update": before_update,
+        "during_update": during[0],
+        "at_a_save": between + gathered,
+    }
 
 
 def main() -> None:

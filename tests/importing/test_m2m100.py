@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.scoring import score_ids, score_pairs
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, read_model_info
+from dist_transformer.run.layout import read_records
+from tests.conftest import ROOT, run_command, run_ranks
 from tests.support.m2m100 import MODEL_FILE, SURPLUS, write_folder
 
 CPU = torch.device("cpu")
@@ -282,6 +285,45 @@ def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
         assert one == other
     sizes = [(path / MODEL_FILE).stat().st_size for path in (folder, tmp_path / "hf")]
     assert sizes[1] < sizes[0]
+
+
+def prepared(model: Path, lines: Lines, folder: Path) -> Path:
+    """Prepare text for a copy of NLLB."""
+    files: list[object] = []
+    for side, texts in zip(("src", "tgt"), lines, strict=True):
+        (folder / side).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        files += [f"--{side}", folder / side]
+    words = (*files, "--tokenizer", model, "--src-lang", "eng_Latn", "--tgt-lang", "deu_Latn", "--out", folder / "data")
+    run_command(sys.executable, "-m", "dist_transformer", "prepare", *words)
+    return folder / "data"
+
+
+def train(model: Path, data: Path, run_dir: Path, *, ranks: int, stage: int, steps: int) -> list[float]:
+    """Train by the preset, whose warm-up has small rates, so that rounding does not grow much; return the losses."""
+    places = ("--init-from", model, "--data", data, "--run-dir", run_dir)
+    batch = ("--batch.max-target-tokens", 256, "--batch.packs-per-step", 4, "--precision", "fp32")
+    brief = ("--max-steps", steps, "--log-every", 1, "--validate-every", 0, "--patience", 0)
+    config = ("--deepspeed-config", ROOT / "ds_configs" / f"zero{stage}.json")
+    run_ranks(ranks, "-m", "dist_transformer.train", "--preset", "finetune", *places, *batch, *brief, *config)
+    return [record["loss"] for record in read_records(run_dir, "train")]
+
+
+@pytest.mark.slice(name="exports")
+@pytest.mark.parametrize("family", ["nllb"], indirect=True)
+def test_a_copy_is_trained_at_every_stage_and_given_back(ours: Path, toy_lines: Lines, tmp_path: Path) -> None:
+    data, run_dir = prepared(ours, toy_lines, tmp_path), tmp_path / "run"
+    for part, (ranks, stage) in enumerate([(1, 1), (2, 3), (2, 2), (1, 0)], start=1):
+        found = train(ours, data, run_dir, ranks=ranks, stage=stage, steps=5 * part)
+    assert found == pytest.approx(train(ours, data, tmp_path / "whole", ranks=2, stage=0, steps=20), abs=1e-5)
+    model = tmp_path / "model"
+    run_command(sys.executable, "-m", "dist_transformer", "average", "--run-dir", run_dir, "--last", 2, "--out", model)
+    translations = translator_of(model, TAGS["nllb"]).translate(LINES)
+    assert len({translation.hypotheses[0].text for translation in translations}) == len(LINES)
+    for target in ("hf", "ctranslate2"):
+        settings = ExportSettings(model=model, to=target, out=tmp_path / target)  # type: ignore[arg-type]
+        made = export_model(settings, CPU, progress=SILENT, show=list)
+        states = {check.name: check.state for check in made.checks}
+        assert (states["log-probabilities"], states["greedy search"]) == ("ok", "ok")
 
 
 @pytest.mark.slice(name="exports")

@@ -236,6 +236,35 @@ def test_freed_blocks_are_not_zeroed_again() -> None:
         assert kept < returned / 10
 
 
+_RETURNED = """
+import torch
+from dist_transformer.runtime.device import keep_freed_memory, returning_freed_memory
+
+def held():
+    status = open("/proc/self/status").read()
+    return int(status.partition("RssAnon:")[2].split()[0]) // 1024
+
+def left():
+    before = held()
+    torch.ones(2**26)  # 256 MiB
+    return held() - before
+
+keep_freed_memory()
+with returning_freed_memory(torch.device("cpu")):
+    print(left())
+print(left())
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_a_start_leaves_no_gaps_in_the_heap() -> None:
+    found = subprocess.run([sys.executable, "-c", _RETURNED], capture_output=True, check=True)
+    at_start, later = map(int, found.stdout.split())
+    assert at_start < 25
+    assert later > 250
+
+
 @pytest.mark.parametrize(("preset", "threads"), [("tiny", 1), ("multi30k", 16), ("base", 16), ("big", 16)])
 def test_only_small_shapes_get_one_thread(preset: str, threads: int) -> None:
     config = PRESETS[preset]

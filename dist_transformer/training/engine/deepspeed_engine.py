@@ -86,9 +86,10 @@ class Engine:
         self._applied = torch.ones((), dtype=torch.bool, device=self.device)
         if isinstance(self.optimizer, Muon) and self._matrices and self.stage > 0:
             self.optimizer.flat = self._flat_matrices()
-        self._create_moments()
         self._tensors = make_state_tensors(self.ds.optimizer, self.stage, self.device)
+        # Their copies are freed before the moments are allocated, so that a start needs no more memory than a step.
         self._set_weights(weights)
+        self._create_moments()
         self.last_forward: torch.cuda.Event | None = None
         """End of the last forward pass on a GPU; see `mark`."""
         self.compilation = self._choose_compilation()
@@ -262,12 +263,9 @@ class Engine:
 
     @torch.no_grad()
     def _set_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Set the fp32 weights, and start the moving average with them; the low-precision copies do not change."""
+        """Move weights into the fp32 tensors; the low-precision copies do not change."""
         for name, parameter in self._trained():
-            weight = weights[name].to(self.device)
-            self._tensors.set(parameter, WEIGHT, weight)
-            if self.ema_decay > 0:
-                self._tensors.set(parameter, EMA, weight)
+            self._tensors.set(parameter, WEIGHT, weights.pop(name).to(self.device))
 
     @torch.no_grad()
     def _move_average(self) -> None:
@@ -276,20 +274,22 @@ class Engine:
         internals.lerp_all(averages, list(self.optimizer.state), self.scheduler.share.to(averages[0].device))
 
     def _create_moments(self) -> None:
-        """Allocate the optimizer's state and set it to zero, whatever DeepSpeed's constructor did to it."""
+        """Set moments to zero, whatever DeepSpeed's constructor did to them, and start the average with the weights."""
         for weight in self._tensors_of_muon():
             self.optimizer.state[weight] = {MOMENTS[0]: torch.zeros_like(weight)}
-        # Stage 3 allocates Adam's by a step on zero gradients, which advances its counter. The other stages allocate it
-        # in the first step, which is too late for a restore.
-        missing = [p for p in self._updated_tensors() if not self.optimizer.state[p]]
-        if missing:
-            self._step_on_zeros(missing)
+        # Stage 3 has allocated Adam's by a step on zero gradients, which advances its counter. At the other stages the
+        # first step would allocate them, which is too late for a restore.
+        for weight in self._updated_tensors():
+            if not self.optimizer.state[weight]:
+                of_torch = isinstance(self.optimizer, torch.optim.AdamW)
+                counter = torch.zeros((), device=weight.device) if of_torch else 0
+                self.optimizer.state[weight] = {"step": counter, **{key: torch.zeros_like(weight) for key in MOMENTS}}
         for weight, state in self.optimizer.state.items():
             for key in MOMENTS:
                 if key in state:
                     state[key].zero_()
             if self.ema_decay > 0:
-                state[EMA] = torch.zeros_like(weight)
+                state[EMA] = weight.detach().clone()
         if self.stage in (1, 2):
             internals.link_moments(self.ds.optimizer)
         self._set_adam_steps(0)
@@ -322,18 +322,6 @@ class Engine:
         if self.stage == 3:
             return internals.flat_partitions(self.ds.optimizer)
         return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _step_on_zeros(self, tensors: list[torch.Tensor]) -> None:
-        """Run a step that only allocates, with zero gradients and rate; then restore the optimizer's groups."""
-        groups, gradients = self.optimizer.param_groups, [p.grad for p in tensors]
-        for p in tensors:
-            p.grad = torch.zeros_like(p)
-        # The last group is Adam's.
-        self.optimizer.param_groups = [{**groups[-1], "params": tensors, "lr": 0.0}]
-        self.optimizer.step()
-        self.optimizer.param_groups = groups
-        for p, gradient in zip(tensors, gradients, strict=True):
-            p.grad = gradient
 
     def _set_adam_steps(self, count: int) -> None:
         for state in self.optimizer.state.values():
