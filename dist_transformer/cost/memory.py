@@ -16,7 +16,8 @@ are P / N; its padding is left out. Gradients are summed in fp32 in both precisi
 A moving average of the weights (`ema_decay`) is partitioned like the moments: 4P or 4P/N more. Muon has one moment of
 the M parameters in matrices: 4M or 4M/N less. Its update takes (8 + b)M more, and at stage 3 another bM.
 
-A save at stages 1 and 2 gathers the fp32 weights, the moments and the average on every rank of several: 12P, or 16P.
+A save at stages 1 and 2 gathers the fp32 weights, the moments and the average on every rank of several, in pieces: 12P,
+or 16P, and at most 0.75 GiB, or 1 GiB.
 
 Sources: stage 0: `training/engine/plain_adam.py`. In DeepSpeed, stage 1 in bf16: `runtime/bf16_optimizer.py`; stages 1
 and 2: `runtime/zero/stage_1_and_2.py`; stage 3: `runtime/zero/stage3.py`. `tests/distributed/test_memory.py` compares
@@ -39,6 +40,8 @@ SENTENCE_TOKENS = 30.0
 """Mean length of a sentence of news, used without data."""
 # Elements that DeepSpeed reduces at once without ZeRO, and at stage 1 in bf16 (`runtime/engine.py`).
 STAGE_0_BUCKET = 500_000_000
+SAVED_AT_ONCE = 2**26
+"""Elements of each flat tensor of stages 1 and 2 that a save gathers at once: 256 MiB."""
 # CUDA context and libraries; communication buffers of NCCL. A round figure, not measured.
 _CONTEXT_BYTES = int(1.5 * 2**30)
 # Libraries of a process on a CPU. The first step of 88 and 353 million parameters took 0.41 and 0.51 GiB more than the
@@ -236,7 +239,7 @@ def predict_memory(
         buffers = 4 * zero.reduce_bucket_size + element * min(sizes.parameters, zero.stage3_max_live_parameters)
     saving = weights + sizes.constants if zero.offload_optimizer else resident
     if zero.stage in (1, 2) and ranks > 1:
-        saving += ranks * (4 * share + moments)
+        saving += int(ranks * (4 * share + moments) * min(1.0, SAVED_AT_ONCE / sizes.trained))
     host = 0
     if zero.offload_optimizer:
         host = masters + moments + gradients + update

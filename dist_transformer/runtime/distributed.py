@@ -45,6 +45,26 @@ def all_gather_flat(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
+def gather_piece(part: torch.Tensor, start: int, end: int, device: torch.device) -> torch.Tensor:
+    """Return elements of the flat tensor that the parts of all ranks, of one size, make one after another. Collective.
+
+    Args:
+        end: last element, excluded; the tensor may end before.
+    """
+    end = min(end, world_size() * len(part))
+    if world_size() == 1:
+        return part[start:end].to(device)
+    piece = part.new_empty(end - start, device=device)
+    for owner in range(start // len(part), (end - 1) // len(part) + 1):
+        at = owner * len(part)
+        first, last = max(start, at), min(end, at + len(part))
+        of_owner = piece[first - start : last - start]
+        if owner == rank():
+            of_owner.copy_(part[first - at : last - at])
+        dist.broadcast(of_owner, src=owner)
+    return piece
+
+
 def broadcast_object(value: T) -> T:
     """Return rank 0's value on every rank. Collective: every rank must call it.
 

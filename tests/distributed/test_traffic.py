@@ -21,9 +21,9 @@ def test_the_plan_counts_the_calls_and_bytes_of_real_ranks(tmp_path: Path) -> No
     found = json.loads((tmp_path / "found").read_text())
     # One all-reduce and one all-gather; three passes around the ring.
     assert (found["stage 1"]["calls"], found["stage 1"]["passes"]) == (2, 3)
-    # A save gathers weights and both moments, at stage 3 for each parameter.
+    # A save takes weights and both moments from both ranks, at stage 3 for each parameter.
     saves = {name: each["calls_of_a_save"] for name, each in found.items()}
-    assert (saves["stage 0"], saves["stage 1"], saves["stage 1, fp32"], saves["stage 2"]) == (0, 3, 3, 3)
+    assert (saves["stage 0"], saves["stage 1"], saves["stage 1, fp32"], saves["stage 2"]) == (0, 6, 6, 6)
     assert saves["stage 3"] == 3 * found["stage 3"]["parameters"] > 3 * 50
     model = dataclasses.replace(PRESETS["tiny"].model, vocab_size=VOCAB_SIZE)
     for name, (precision, keys) in CASES.items():

@@ -29,6 +29,7 @@ from dist_transformer.run.layout import read_records
 from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from dist_transformer.training.assembly import assemble
+from dist_transformer.training.engine import state_tensors
 from dist_transformer.training.engine.deepspeed_engine import Engine
 from dist_transformer.training.engine.ds_config import load_ds_config
 from dist_transformer.training.trainer import Trainer
@@ -360,6 +361,8 @@ def main() -> None:
     results: dict[str, Any] = {}
     # A fifth of the time, for what test_figures.py tests.
     Reporter.pictures = lambda *_: None  # type: ignore[method-assign]
+    # A save has several pieces, whose ends are within the parts of ranks.
+    state_tensors.SAVED_AT_ONCE = 5000
     with process_group(world) as device:
         for stage, precision in itertools.product(STAGES, ("fp32", "bf16")):
             name = f"zero{stage}-{precision}"

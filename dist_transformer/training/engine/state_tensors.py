@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_transformer.run.checkpoint.state import EMA, MOMENTS
+from dist_transformer.cost.memory import SAVED_AT_ONCE
 from dist_transformer.runtime import distributed
 from dist_transformer.training.engine import internals
 from dist_transformer.training.engine.plain_adam import PlainAdam
@@ -51,18 +51,28 @@ class FlatPartitions:
         self._zero, self._device, self._access = zero_optimizer, device, internals.tensor_access()
 
     def reader(self) -> Reader:
-        """Gather all at once: as many collectives as flat tensors, not as parameters. They are on each rank until all
-        readers are gone. Collective: every rank must call it.
+        """Return a function that gathers pieces of the flat tensors: far fewer collectives than parameters.
+
+        Reading is a collective, and each piece is gathered once if parameters are read in their order. A tensor is a
+        view of a piece, of which there is one at a time for each kind of tensor.
         """
-        whole = {}
-        for places, part in internals.flat_tensors(self._zero):
-            kept = {WEIGHT: part.detach(), **self._zero.optimizer.state[part]}
-            for key in (WEIGHT, *MOMENTS, EMA):
-                if key in kept:
-                    flat = distributed.all_gather_flat(kept[key].to(self._device))
-                    for parameter, place in places.items():
-                        whole[id(parameter), key] = flat[place : place + parameter.numel()]
-        return lambda parameter, key: whole[id(parameter), key]
+        flat = internals.flat_tensors(self._zero)
+        parts = [(places, {WEIGHT: part.detach(), **self._zero.optimizer.state[part]}) for places, part in flat]
+        places = {id(p): (number, at) for number, (of, _) in enumerate(parts) for p, at in of.items()}
+        pieces: dict[tuple[int, str], torch.Tensor] = {}
+        firsts: dict[tuple[int, str], int] = {}
+
+        def read(parameter: nn.Parameter, key: str) -> torch.Tensor:
+            number, start = places[id(parameter)]
+            of, end = (number, key), start + parameter.numel()
+            if of not in pieces or not firsts[of] <= start < end <= firsts[of] + len(pieces[of]):
+                # It is freed before the next one is allocated.
+                pieces.pop(of, None)
+                firsts[of], last = start, max(end, start + SAVED_AT_ONCE)
+                pieces[of] = distributed.gather_piece(parts[number][1][key], start, last, self._device)
+            return pieces[of][start - firsts[of] : end - firsts[of]]
+
+        return read
 
     def set(self, parameter: nn.Parameter, key: str, value: torch.Tensor) -> None:
         if key == WEIGHT:
