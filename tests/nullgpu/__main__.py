@@ -255,7 +255,7 @@ def check_runs(checks: Checks) -> None:
 
 
 # The program that asks the training to stop in its first validation.
-_STOPPING = ("--validation-command", "sh -c 'kill -TERM $PPID; sleep 60'")
+_STOPPING = ("--validation-command", "sh -c 'kill -TERM $PPID; sleep 60' {hypothesis}")
 
 
 def _train(checks: Checks, name: str, *flags: object, devices: int, stops: bool = False) -> None:

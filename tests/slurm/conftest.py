@@ -22,7 +22,7 @@ STEPS = 20
 # know when to end a sentence, so few are decoded, and greedily.
 SMALL = (
     "--preset tiny --model.width 32 --model.ffn-width 64 --model.heads 2 --batch.max-target-tokens 512 "
-    "--batch.packs-per-step 4 --batch.window-shards 1 --optimizer.warmup-steps 10 --validate-every 0 --log-every 1 "
+    "--batch.packs-per-step 16 --batch.window-shards 1 --optimizer.warmup-steps 10 --validate-every 0 --log-every 1 "
     f"--save-every 5 --keep-checkpoints 2 --keep-weights 2 --max-steps {STEPS}"
 ).split()
 TWO_NODES = ["--nodes=2", "--gpus-per-node=1"]
