@@ -15,7 +15,7 @@ from dist_transformer.data.text.protect import ProtectedLine
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
 from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.inference.alignment import Alignment, add_alignments
+from dist_transformer.inference.aligned.alignment import Alignment, add_alignments
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
