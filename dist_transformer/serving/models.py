@@ -56,7 +56,7 @@ class ServedModel:
 
         Returns:
             `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is
-            `</s>`; and `cut`, if it ended at the maximum length; `source_pieces`; `split`, which is None unless the
+            `</s>`; `alignment`, Pharaoh pairs of words; and `cut`, if it ended at the maximum length; `source_pieces`; `split`, which is None unless the
             text was split; `beyond_training`, if a sentence is longer than any in the training; `whole_for_prefix`, if
             the text was not split because of its prefix; `missing_spans`, the number of protected spans that the model
             left out; `has_maps`, which an ensemble never has.
@@ -85,6 +85,7 @@ class ServedModel:
                     "text": found.text,
                     "score": round(found.score, 4),
                     "cut": found.is_cut,
+                    "alignment": found.alignment and found.alignment.words,
                     "tokens": found.tokens,
                     "pieces": readable_pieces(tokenizer.target, found.tokens),
                 }

@@ -20,11 +20,17 @@ from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_p
 from dist_transformer.data.prepare.words import id_type, words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
+from dist_transformer.data.text.alignments import link_tokens
 from dist_transformer.data.text.augment import MODIFIERS, Neighbours
 from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
-from dist_transformer.data.vocabulary.placeholders import encode_marked, shared_placeholders, without_marks
+from dist_transformer.data.vocabulary.placeholders import (
+    encode_marked,
+    placeholders_of,
+    shared_placeholders,
+    without_marks,
+)
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer, Vocabulary
 
 UNCHANGED = "unchanged"
@@ -104,6 +110,7 @@ def _encode(
         variants, changes = _augmented(
             work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours, fronts
         )
+    links = _linked(work, chunk, tokenizer, rows[kept], variants, fronts) if settings.is_aligned else []
     variants = [(one.prefixed(fronts[0]), other.prefixed(fronts[1])) for one, other in variants]
     longest = np.max([np.maximum(one.lengths, other.lengths) for one, other in variants], axis=0)
     places = np.flatnonzero(longest < settings.max_tokens)
@@ -119,7 +126,8 @@ def _encode(
     order = pair_hash(keys if settings.drop_repeats else chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
     by_order = np.argsort(order, kind="stable")
     places = places[by_order]
-    columns = [side.take(places) for pair in variants for side in pair]
+    with_links = [(*pair, *of_pair) for pair, of_pair in itertools.zip_longest(variants, links, fillvalue=())]
+    columns = [side.take(places) for lists in with_links for side in lists]
     arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
     shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
     dropped = (empty, too_long, unlike, in_validation, long_line)
@@ -192,6 +200,28 @@ def _augmented(
         changed.append((one, other))
         changes.append(drawn)
     return changed, np.stack(changes)
+
+
+def _linked(
+    work: Work,
+    chunk: Chunk,
+    vocabulary: Vocabulary,
+    rows: np.ndarray,
+    variants: Sequence[tuple[TokenLists, TokenLists]],
+    fronts: tuple[Sequence[int], Sequence[int]],
+) -> list[tuple[TokenLists]]:
+    """Return the links of the target tokens of each variant of rows of the chunk, as columns of shards have them."""
+    sides = (vocabulary.source, vocabulary.target)
+    of_sources = placeholders_of(vocabulary.source)
+    placeholders = {token: of_sources[mark] for mark, token in shared_placeholders(vocabulary).items()}
+    texts, lines = [*zip(*chunk.texts(work, rows), strict=True)], chunk.links(work, rows)
+    found = []
+    for variant in variants:
+        ids = zip(*map(TokenLists.to_lists, variant), strict=True)
+        linked = [link_tokens(sides, *row, placeholders) for row in zip(texts, lines, ids, strict=True)]
+        shifted = [[0] * len(fronts[1]) + [link and link + len(fronts[0]) for link in row] for row in linked]
+        found.append((TokenLists.from_lists(shifted, np.uint32),))
+    return found
 
 
 def _ids_of(tokenizer: Tokenizer, text: str, strength: float | None, seed: int) -> list[int]:

@@ -6,17 +6,14 @@ to the tokens of the source, and the one that gets most is linked. The attention
 alignments guided (Garg et al. 2019), or else the mean of the heads of the same layer.
 """
 
-import codecs
-import difflib
-import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, UNK_ID, Tokenizer
+from dist_transformer.data.text.alignments import token_spans, touched_words
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
 from dist_transformer.inference.scoring import IdPair, make_batches
@@ -27,11 +24,6 @@ if TYPE_CHECKING:
     from dist_transformer.inference.translator import ScoredText, Sources, Translation, Translator
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
-_WORD = re.compile(r"\S+")
-_UNKNOWN = "\ufffd".encode()
-
-Span = tuple[int, int]
-"""Start and end of a part of a text, in characters."""
 
 
 class Link(NamedTuple):
@@ -95,67 +87,13 @@ def add_alignments(
 
 def word_pairs(links: Sequence[Link], source: str, target: str) -> str:
     """Return the pairs of words that links connect, in Pharaoh's format."""
-    words = [[word.span() for word in _WORD.finditer(text)] for text in (source, target)]
     found = {
         (i, j)
         for link in links
-        for i in _touched(words[0], link.source_start, link.source_end)
-        for j in _touched(words[1], link.target_start, link.target_end)
+        for i in touched_words(source, link.source_start, link.source_end)
+        for j in touched_words(target, link.target_start, link.target_end)
     }
     return " ".join(f"{i}-{j}" for i, j in sorted(found))
-
-
-def _touched(words: Sequence[Span], start: int, end: int) -> list[int]:
-    return [number for number, word in enumerate(words) if start < word[1] and word[0] < end]
-
-
-def token_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str, marks: dict[int, str]) -> list[Span]:
-    """Find the part of a text that each of its tokens stands for; start and end are equal if there is none.
-
-    Args:
-        text: what the tokens were made from or became. Normalization, protection and splitting may have changed
-            something: parts belong together by their characters without case, accents' forms and white space.
-        marks: protected texts by the ids of their placeholders.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    own, parts = "", []
-    for token in ids:
-        if token in marks:
-            piece = marks[token].encode()
-        elif token < tokenizer.first_piece:
-            piece = _UNKNOWN if token == UNK_ID else b""
-        else:
-            piece = tokenizer.piece_bytes(token)
-        start = len(own)
-        own += decoder.decode(piece)
-        # A piece may end within a character.
-        parts.append(slice(start, len(own) + bool(decoder.getstate()[0])))
-    places = _places(own, text)
-    found = [[*filter(None, places[part])] for part in parts]
-    return [(min(found)[0], max(end for _, end in found)) if found else (0, 0) for found in found]
-
-
-def _places(own: str, text: str) -> list[Span | None]:
-    """Find the part of `text` that each character of `own` corresponds to."""
-    ours, theirs = _folded(own), _folded(text)
-    one, other = ("".join(character for character, _ in side) for side in (ours, theirs))
-    blocks = [("equal", 0, len(one), 0, len(other))]
-    if one != other:
-        blocks = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
-    found: list[Span | None] = [None] * len(own)
-    for kind, first, stop, begin, end in blocks:
-        for i in range(first, stop if begin < end else first):
-            at = begin + i - first
-            start, last = (at, at) if kind == "equal" else (begin, end - 1)
-            span, before = (theirs[start][1], theirs[last][1] + 1), found[ours[i][1]]
-            found[ours[i][1]] = (min(span[0], before[0]), max(span[1], before[1])) if before else span
-    return found
-
-
-def _folded(text: str) -> list[tuple[str, int]]:
-    """Return the characters of a text that comparisons see, each with the place of what it is a part of."""
-    folded = ((unicodedata.normalize("NFKD", each.casefold()), place) for place, each in enumerate(text))
-    return [(character, place) for characters, place in folded for character in characters if not character.isspace()]
 
 
 @torch.no_grad()
