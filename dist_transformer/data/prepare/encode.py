@@ -110,9 +110,8 @@ def _encode(
         variants, changes = _augmented(
             work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours, fronts
         )
-    links = _linked(work, chunk, tokenizer, rows[kept], variants, fronts) if settings.is_aligned else []
-    variants = [(one.prefixed(fronts[0]), other.prefixed(fronts[1])) for one, other in variants]
-    longest = np.max([np.maximum(one.lengths, other.lengths) for one, other in variants], axis=0)
+    finished = _finished(work, chunk, settings, tokenizer, rows[kept], variants, fronts)
+    longest = np.max([np.maximum(one.lengths, other.lengths) for one, other, *_ in finished], axis=0)
     places = np.flatnonzero(longest < settings.max_tokens)
     too_long[np.delete(kept, places)] = True
     keys = pair_keys(*(side.take(places) for side in best))
@@ -126,8 +125,7 @@ def _encode(
     order = pair_hash(keys if settings.drop_repeats else chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
     by_order = np.argsort(order, kind="stable")
     places = places[by_order]
-    with_links = [(*pair, *of_pair) for pair, of_pair in itertools.zip_longest(variants, links, fillvalue=())]
-    columns = [side.take(places) for lists in with_links for side in lists]
+    columns = [column.take(places) for lists in finished for column in lists]
     arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
     shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
     dropped = (empty, too_long, unlike, in_validation, long_line)
@@ -202,25 +200,27 @@ def _augmented(
     return changed, np.stack(changes)
 
 
-def _linked(
+def _finished(
     work: Work,
     chunk: Chunk,
+    settings: PrepareSettings,
     vocabulary: Vocabulary,
     rows: np.ndarray,
     variants: Sequence[tuple[TokenLists, TokenLists]],
     fronts: tuple[Sequence[int], Sequence[int]],
-) -> list[tuple[TokenLists]]:
-    """Return the links of the target tokens of each variant of rows of the chunk, as columns of shards have them."""
-    sides = (vocabulary.source, vocabulary.target)
-    of_sources = placeholders_of(vocabulary.source)
+) -> list[tuple[TokenLists, ...]]:
+    """Put the tags in front of variants of rows of the chunk; add the links of the target tokens, if there are any."""
+    finished = [(one.prefixed(fronts[0]), other.prefixed(fronts[1])) for one, other in variants]
+    if not settings.is_aligned:
+        return [*finished]
+    sides, of_sources = (vocabulary.source, vocabulary.target), placeholders_of(vocabulary.source)
     placeholders = {token: of_sources[mark] for mark, token in shared_placeholders(vocabulary).items()}
     texts, lines = [*zip(*chunk.texts(work, rows), strict=True)], chunk.links(work, rows)
-    found = []
-    for variant in variants:
+    found: list[tuple[TokenLists, ...]] = []
+    for variant in finished:
         ids = zip(*map(TokenLists.to_lists, variant), strict=True)
-        linked = [link_tokens(sides, *row, placeholders) for row in zip(texts, lines, ids, strict=True)]
-        shifted = [[0] * len(fronts[1]) + [link and link + len(fronts[0]) for link in row] for row in linked]
-        found.append((TokenLists.from_lists(shifted, np.uint32),))
+        links = [link_tokens(sides, *row, placeholders) for row in zip(texts, lines, ids, strict=True)]
+        found.append((*variant, TokenLists.from_lists(links, np.uint32)))
     return found
 
 

@@ -66,23 +66,31 @@ def link_tokens(
         places, others = [place for one in sorted(words) for place in groups[0][one]], groups[1][other]
         for number, place in enumerate(others):
             if places:
-                found[place] = places[(2 * number + 1) * len(places) // (2 * len(others))] + 1
+                found[place] = places[((2 * number + 1) * len(places) - 1) // (2 * len(others))] + 1
     return found
 
 
-def _tokens_of_words(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> defaultdict[int, list[int]]:
+def _tokens_of_words(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> defaultdict[int | None, list[int]]:
     """Return the places of the tokens of each word."""
-    starts = [word.start() for word in _WORD.finditer(text)]
-    found = defaultdict[int, list[int]](list)
-    for place, (start, end) in enumerate(token_spans(tokenizer, ids, text)):
-        if start < end:
-            found[bisect.bisect(starts, start) - 1].append(place)
+    found = defaultdict[int | None, list[int]](list)
+    for place, word in enumerate(words_of(text, token_spans(tokenizer, ids, text))):
+        found[word].append(place)
     return found
 
 
-def touched_words(text: str, start: int, end: int) -> list[int]:
-    """Return the numbers of the words that a part of a text has characters of."""
-    return [number for number, word in enumerate(_WORD.finditer(text)) if start < word.end() and word.start() < end]
+def words_of(text: str, spans: Sequence[Span]) -> list[int | None]:
+    """Return the number of the word that each part of a text begins in; None for an empty part.
+
+    It is also None for punctuation beside a word, which would link "Haus." to the last word of the other text.
+    """
+    words = [*_WORD.finditer(text)]
+    starts = [word.start() for word in words]
+    found: list[int | None] = []
+    for start, end in spans:
+        part, number = text[start:end], bisect.bisect(starts, start) - 1
+        is_beside = not any(map(str.isalnum, part)) and (not part or any(map(str.isalnum, words[number][0])))
+        found.append(None if is_beside else number)
+    return found
 
 
 def token_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str, marks: Mapping[int, str] = {}) -> list[Span]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dist_transformer.data.text.alignments import token_spans, touched_words
+from dist_transformer.data.text.alignments import token_spans, words_of
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
@@ -87,12 +87,9 @@ def add_alignments(
 
 def word_pairs(links: Sequence[Link], source: str, target: str) -> str:
     """Return the pairs of words that links connect, in Pharaoh's format."""
-    found = {
-        (i, j)
-        for link in links
-        for i in touched_words(source, link.source_start, link.source_end)
-        for j in touched_words(target, link.target_start, link.target_end)
-    }
+    ones = words_of(source, [link[:2] for link in links])
+    others = words_of(target, [link[2:] for link in links])
+    found = {(i, j) for i, j in zip(ones, others, strict=True) if i is not None and j is not None}
     return " ".join(f"{i}-{j}" for i, j in sorted(found))
 
 

@@ -5,7 +5,9 @@ tsv     NUMBER, RANK, SCORE and TEXT separated by tabs, one line per translation
 jsonl   {"line": NUMBER, "translations": [{"text": TEXT, "score": SCORE}, ...]}, one line per input line; a translation
         that was cut at the maximum length has also "cut": true
 
-With alignments, each translation has also its Pharaoh pairs: in a further field, and as "alignment" in JSON. Numbers count input lines, and ranks a line's translations, from 0.
+With alignments, each translation also has its Pharaoh pairs, in a further field, or as "alignment" in JSON.
+
+Numbers count input lines, and ranks a line's translations, from 0.
 """
 
 import json
