@@ -18,10 +18,8 @@ from dist_transformer.data.text.alignments import token_spans, words_of
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
-from dist_transformer.inference.scoring import IdPair, make_batches
+from dist_transformer.inference.scoring import BATCH_TOKENS, IdPair, make_batches
 from dist_transformer.model.transformer import Transformer
-
-_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 
 class Link(NamedTuple):
@@ -122,7 +120,7 @@ def link_tokens(
         front: tags in front of each source, to which no token is linked.
     """
     found: list[list[int]] = [[]] * len(pairs)
-    for places in make_batches(pairs, batch_tokens or _BATCH_TOKENS[model.device.type]):
+    for places in make_batches(pairs, batch_tokens or BATCH_TOKENS[model.device.type]):
         source = pack_sentences([[*pairs[i][0], EOS_ID] for i in places], model.device)
         target = pack_sentences([[BOS_ID, *pairs[i][1]] for i in places], model.device)
         sums: list[Any] = [0] * len(places)
