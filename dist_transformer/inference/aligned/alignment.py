@@ -103,8 +103,9 @@ def align(
     sources, targets = (token_spans(*side, marks) for side in zip(sides, ids, texts, strict=True))
     found = (Link(*sources[place], *span) for place, span in zip(linked, targets, strict=True))
     links = tuple(each for each in found if each[0] < each[1] and each[2] < each[3])
-    of_texts = (words_of(text, [link[start:][:2] for link in links]) for text, start in zip(texts, (0, 2), strict=True))
-    words = {(i, j) for i, j in zip(*of_texts, strict=True) if i is not None and j is not None}
+    ones = words_of(texts[0], [(link.source_start, link.source_end) for link in links])
+    others = words_of(texts[1], [(link.target_start, link.target_end) for link in links])
+    words = {(i, j) for i, j in zip(ones, others, strict=True) if i is not None and j is not None}
     is_guided = all(each.is_guided for each in _models(model))
     return Alignment(links, " ".join(f"{i}-{j}" for i, j in sorted(words)), is_guided)
 
