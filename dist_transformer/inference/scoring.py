@@ -30,7 +30,7 @@ from dist_transformer.runtime.distributed import (
 
 # Lines that are held in memory, and from which batches are formed.
 _LINES_AT_ONCE = 10_000
-_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 IdPair = tuple[list[int], list[int]]
 
@@ -75,7 +75,7 @@ def score_pairs(
             1, and nothing is computed. Or a rank failed. The error is the same on every rank.
     """
     pairs = encode_pairs(tokenizer, sources, targets, tags)
-    _refuse_long(model, pairs, first_line=1)
+    refuse_long(model, pairs, first_line=1)
     given = len(tokenizer.fronts(tags)[1])
     return score_ids(model, pairs, given=given, device=device, batch_tokens=batch_tokens)
 
@@ -125,11 +125,11 @@ def read_targets(
     Args:
         read: computes the numbers, shape (T,), from logits, shape (T, V), and the target ids, shape (T,).
     """
-    limit = _BATCH_TOKENS[device.type] if batch_tokens is None else batch_tokens
+    limit = BATCH_TOKENS[device.type] if batch_tokens is None else batch_tokens
     if limit < 1:
         raise UserError(f"batch_tokens is {limit}: it must be above 0")
     model.to(device)
-    batches = _make_batches(pairs, limit)
+    batches = make_batches(pairs, limit)
     share = batches[rank() :: world_size()]
     values: list[np.ndarray] = [np.empty(0)] * len(batches)
     computed = on_all_ranks(lambda: [_read_batch(model, [pairs[i] for i in places], read, device) for places in share])
@@ -174,7 +174,7 @@ def score_files(
             if number == 0:
                 look(sources, targets)
             first_line = number * _LINES_AT_ONCE + 1
-            _refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
+            refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
 
     # Only one rank reads, so that all ranks have the same text even if a file changes meanwhile.
     by_main(check)
@@ -215,7 +215,7 @@ def longest_line(model: DecodingModel) -> int:
     return model.config.max_positions - 1
 
 
-def _refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: int) -> None:
+def refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: int) -> None:
     longest = longest_line(model)
     for line, (source, target) in enumerate(pairs, first_line):
         if max(len(source), len(target)) > longest:
@@ -225,7 +225,7 @@ def _refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: i
             )
 
 
-def _make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
+def make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
     """Group pairs of similar length, by place; longest first, so that a lack of memory shows early."""
     batches: list[list[int]] = []
     tokens = max_tokens

@@ -1,0 +1,1 @@
+"""Alignments of translations, and what is made from them."""

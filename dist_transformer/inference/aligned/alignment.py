@@ -1,0 +1,148 @@
+"""Alignments: which tokens of a line became which tokens of its translation, as characters of both texts.
+
+A translation that was found is read once more, so this works with every search. Each of its tokens is linked to the
+token of the source to which the decoder attends most, in the cross-attention of the middle layer:
+
+- if training on alignments guided it (Garg et al. 2019), by its first head, in the step that has just read the token;
+- otherwise by the mean of its heads, in the step that predicts the token. Without guidance this is the better step: on
+  captions, a model of two layers had an alignment error rate of 30% by it, and of 91% by the other one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from dist_transformer.data.text.alignments import token_spans, words_of
+from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
+from dist_transformer.inference.batches import pack_sentences
+from dist_transformer.inference.ensemble import DecodingModel, Ensemble
+from dist_transformer.inference.scoring import BATCH_TOKENS, IdPair, make_batches
+from dist_transformer.model.transformer import Transformer
+
+
+class Link(NamedTuple):
+    """A token of the translation and the token of the source that it is linked to, as characters of both texts.
+
+    The source is the line as it was given, and the target the text as it is written. A token has no white space around.
+    """
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Links of a line and its translation."""
+
+    links: tuple[Link, ...]
+    """At most one for each token of the translation, in the order of the translation."""
+    words: str
+    """Pharaoh pairs `0-0 1-2` of the words between white space that the links connect."""
+    is_guided: bool
+    """Whether the model was trained on alignments."""
+
+
+def add_alignments(
+    translator: Any,
+    lines: Sequence[str],
+    sources: Any,
+    decoded: Mapping[int, Sequence[Any]],
+    translations: Sequence[Any],
+) -> list[Any]:
+    """Align every hypothesis of the translations of lines.
+
+    Types are those of `translator.py`, which imports this module.
+
+    Args:
+        translator: the `Translator`.
+        sources: `Sources` of the lines.
+        decoded: `ScoredText` of each source, best first.
+        translations: `Translation` of each line.
+
+    Returns:
+        these translations with alignments.
+    """
+    model, front = translator.model, len(translator.tag_ids)
+    keys = [(i, rank) for i, found in decoded.items() for rank in range(len(found))]
+    pairs = [(sources.ids[i], [*decoded[i][rank].tokens]) for i, rank in keys]
+    places = dict(zip(keys, link_tokens(model, pairs, front=front), strict=True))
+    aligned = []
+    for line, parts, protected, translation in zip(lines, sources.places, sources.lines, translations, strict=True):
+        marks = {translator.placeholders[mark]: span for mark, (span, *_) in protected.spans.items()}
+        ids, hypotheses = [token for i in parts for token in sources.ids[i][front:]], []
+        for rank, one in enumerate(translation.hypotheses):
+            linked, start = list[int](), -front
+            for i in parts:
+                linked += [start + place for place in places[i, rank]]
+                start += len(sources.ids[i]) - front
+            found = align(model, translator.tokenizer, (line, one.text), (ids, one.tokens), linked, marks)
+            hypotheses.append(replace(one, alignment=found))
+        aligned.append(replace(translation, hypotheses=tuple(hypotheses)))
+    return aligned
+
+
+def align(
+    model: DecodingModel,
+    vocabulary: Vocabulary,
+    texts: tuple[str, str],
+    ids: tuple[Sequence[int], Sequence[int]],
+    linked: Sequence[int],
+    marks: Mapping[int, str] = {},
+) -> Alignment:
+    """Find the characters and words that linked tokens stand for.
+
+    Args:
+        linked: place in the source of the token that each token of the target is linked to.
+        marks: protected texts by the ids of their placeholders.
+    """
+    sides = (vocabulary.source, vocabulary.target)
+    sources, targets = (token_spans(*side, marks) for side in zip(sides, ids, texts, strict=True))
+    found = (Link(*sources[place], *span) for place, span in zip(linked, targets, strict=True))
+    links = tuple(each for each in found if each[0] < each[1] and each[2] < each[3])
+    ones = words_of(texts[0], [(link.source_start, link.source_end) for link in links])
+    others = words_of(texts[1], [(link.target_start, link.target_end) for link in links])
+    words = {(i, j) for i, j in zip(ones, others, strict=True) if i is not None and j is not None}
+    is_guided = all(each.is_guided for each in _models(model))
+    return Alignment(links, " ".join(f"{i}-{j}" for i, j in sorted(words)), is_guided)
+
+
+@torch.no_grad()
+def link_tokens(
+    model: DecodingModel, pairs: Sequence[IdPair], *, front: int, batch_tokens: int | None = None
+) -> list[list[int]]:
+    """Return the place in its source of the token that each token of the targets is linked to.
+
+    Args:
+        pairs: ids without special tokens.
+        front: tags in front of each source, to which no token is linked.
+    """
+    found: list[list[int]] = [[]] * len(pairs)
+    for places in make_batches(pairs, batch_tokens or BATCH_TOKENS[model.device.type]):
+        source = pack_sentences([[*pairs[i][0], EOS_ID] for i in places], model.device)
+        target = pack_sentences([[BOS_ID, *pairs[i][1]] for i in places], model.device)
+        sums: list[Any] = [0] * len(places)
+        for each in _models(model):
+            given: list[tuple[torch.Tensor, ...]] = []
+            hook = each.guided_attention.register_forward_pre_hook(lambda _, inputs, kept=given: kept.append(inputs))
+            try:
+                each.decode(target, each.encode(source), source)
+            finally:
+                hook.remove()
+            x_TD, memory_SD, *_ = given[0]
+            sides = zip(x_TD.split(target.lengths.tolist()), memory_SD.split(source.lengths.tolist()), strict=True)
+            for number, side in enumerate(sides):
+                weights_HTS = each.guided_attention.weights(*side)
+                # The first step reads <s>, and the last one predicts </s>.
+                sums[number] += weights_HTS[0, 1:] if each.is_guided else weights_HTS[:, :-1].mean(0)
+        for i, weights_TS in zip(places, sums, strict=True):
+            # The source ends with </s>.
+            found[i] = (weights_TS[:, front:-1].argmax(1) + front).tolist()
+    return found
+
+
+def _models(model: DecodingModel) -> list[Transformer]:
+    return model.each if isinstance(model, Ensemble) else [model]
