@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from dist_transformer.config.schema import (
@@ -71,6 +72,9 @@ class Search:
     """Place of protected spans that the model leaves out: the end, or none."""
     recase: Literal["no", "auto"] = "no"
     """Translate a line in capitals in the usual case, and put its translation in capitals."""
+    terms: Path | None = None
+    """File with a source term, a tab and its target term per line: the translations of lines that have the former
+    should have the latter."""
     batch_tokens: int | None = None
     """Padded source tokens of a batch times beam; default: 16384 on a CPU, 65536 on a GPU."""
 
