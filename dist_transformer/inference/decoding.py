@@ -122,6 +122,8 @@ class Decoding(SearchOrMbr):
 
     nbest: int | None = None
     """Give this number of translations per line with their scores, best first; default: the best, as plain text."""
+    alignment: bool = False
+    """Write which words of a line became which words of its translation, as pairs such as 0-0 1-2."""
     sample: bool = False
     """Draw each token from the model, instead of a search."""
     distinct: bool = False
@@ -164,6 +166,7 @@ RULES = FlagRules(
         "--utility": "--mbr",
         "--seed": "--sample --mbr",
         "--missing-spans": "--protect",
+        "--alignment": "--nbest",
     },
     conflicts={
         ("--beam --no-repeat-ngram-size --repetition-penalty", "--sample"): "which draws samples without a search",

@@ -57,24 +57,23 @@ class Ensemble(nn.Module):
 
     @property
     def in_int8(self) -> bool:
-        return all(model.in_int8 for model in self._each)
+        return all(model.in_int8 for model in self.each)
 
     @property
     def device(self) -> torch.device:
-        return self._each[0].device
+        return self.each[0].device
 
     @property
-    def _each(self) -> list[Transformer]:
+    def each(self) -> list[Transformer]:
         return list(cast(Iterable[Transformer], self.models))
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
-        return torch.cat([model.encode(source) for model in self._each], dim=1)
+        return torch.cat([model.encode(source) for model in self.each], dim=1)
 
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
         memories = memory_SD.split(self._widths, dim=1)
         hidden = [
-            model.decode(target, memory.contiguous(), source)
-            for model, memory in zip(self._each, memories, strict=True)
+            model.decode(target, memory.contiguous(), source) for model, memory in zip(self.each, memories, strict=True)
         ]
         return torch.cat(hidden, dim=1)
 
@@ -84,21 +83,21 @@ class Ensemble(nn.Module):
             [
                 model.project(part.contiguous(), linear).float().log_softmax(-1) + weight
                 for model, part, weight in zip(
-                    self._each, hidden.split(self._widths, dim=-1), self._log_weights, strict=True
+                    self.each, hidden.split(self._widths, dim=-1), self._log_weights, strict=True
                 )
             ]
         )
         return logp_MTV.logsumexp(0)
 
     def new_decoder_state(self, *, linear: Linear = functional.linear, **sizes: Any) -> "JointState":
-        return JointState([model.new_decoder_state(linear=linear, **sizes) for model in self._each], linear)
+        return JointState([model.new_decoder_state(linear=linear, **sizes) for model in self.each], linear)
 
     def begin_sentences(self, state: "JointState", slots_n: torch.Tensor, source: PackedTokens) -> None:
-        for model, own in zip(self._each, state.states, strict=True):
+        for model, own in zip(self.each, state.states, strict=True):
             model.begin_sentences(own, slots_n, source)
 
     def decode_step(self, tokens_B: torch.Tensor, state: "JointState") -> torch.Tensor:
-        steps = zip(self._each, state.states, strict=True)
+        steps = zip(self.each, state.states, strict=True)
         return torch.cat([model.decode_step(tokens_B, own) for model, own in steps], dim=1)
 
 

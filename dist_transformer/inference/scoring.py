@@ -129,7 +129,7 @@ def read_targets(
     if limit < 1:
         raise UserError(f"batch_tokens is {limit}: it must be above 0")
     model.to(device)
-    batches = _make_batches(pairs, limit)
+    batches = make_batches(pairs, limit)
     share = batches[rank() :: world_size()]
     values: list[np.ndarray] = [np.empty(0)] * len(batches)
     computed = on_all_ranks(lambda: [_read_batch(model, [pairs[i] for i in places], read, device) for places in share])
@@ -225,7 +225,7 @@ def _refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: i
             )
 
 
-def _make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
+def make_batches(pairs: Sequence[IdPair], max_tokens: int) -> list[list[int]]:
     """Group pairs of similar length, by place; longest first, so that a lack of memory shows early."""
     batches: list[list[int]] = []
     tokens = max_tokens

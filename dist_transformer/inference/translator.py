@@ -15,6 +15,7 @@ from dist_transformer.data.text.protect import ProtectedLine
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
 from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+from dist_transformer.inference.alignment import Alignment, add_alignments
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
@@ -42,6 +43,7 @@ class ScoredText:
     """Ids without special tokens, a tag of the target first; for a split line, those of all parts."""
     is_cut: bool = False
     """Whether it, or a part of it, reached the maximum length and would have continued."""
+    alignment: Alignment | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +108,7 @@ def noted(notes: Counter[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sources:
+class Sources:
     """Tokens to decode of some lines."""
 
     ids: list[list[int]]
@@ -156,14 +158,14 @@ class Translator:
         self.tag_ids, self.target_tag_ids = tokenizer.fronts(tags if info is None else info.direction.tags)
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - max(len(self.tag_ids), len(self.target_tag_ids))
-        self._placeholders = shared_placeholders(tokenizer) if settings.protect else {}
-        if settings.protect and not self._placeholders:
+        self.placeholders = shared_placeholders(tokenizer) if settings.protect else {}
+        if settings.protect and not self.placeholders:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
                 "--augment copy:0.2, or leave it out"
             )
         # Of the hypotheses of a beam, those come first that leave out the fewest spans.
-        self._keeps_spans = bool(self._placeholders) and not settings.samples
+        self._keeps_spans = bool(self.placeholders) and not settings.samples
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.products = products or Products(in_int8=model.in_int8)
@@ -193,7 +195,9 @@ class Translator:
                 lacks, or is too long for the model, or belongs to a line that is blank or too long.
         """
         sources = self._sources(lines, first, prefixes)
-        return self._assemble(sources, self._decode(self._batches(sources.ids), sources, first))
+        decoded = self._decode(self._batches(sources.ids), sources, first)
+        found = self._assemble(sources, decoded)
+        return add_alignments(self, lines, sources, decoded, found) if self.settings.alignment else found
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
@@ -215,11 +219,11 @@ class Translator:
         (ids,) = encode_all(self.tokenizer.source, [self._protected(line).text])
         return [*self.tag_ids, *ids]
 
-    def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> _Sources:
+    def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> Sources:
         """Return everything to decode."""
         beginnings = self._prefixes(lines, first, prefixes)
         protected = map(self._protected, lines, [""] * len(lines) if prefixes is None else prefixes)
-        sources = _Sources([], [], [], set(), [*protected])
+        sources = Sources([], [], [], set(), [*protected])
         texts = [line.text for line in sources.lines]
         encoded_lines = encode_all(self.tokenizer.source, texts)
         for number, (line, ids, beginning) in enumerate(zip(texts, encoded_lines, beginnings, strict=True), first + 1):
@@ -247,7 +251,7 @@ class Translator:
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        return ProtectedLine.of(cleaned, kinds, list(self._placeholders), recase=recase, prefix=prefix.strip())
+        return ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -306,7 +310,7 @@ class Translator:
             refills=self.refills,
         )
 
-    def _decode(self, batches: list[Batch], sources: _Sources, first: int) -> dict[int, tuple[ScoredText, ...]]:
+    def _decode(self, batches: list[Batch], sources: Sources, first: int) -> dict[int, tuple[ScoredText, ...]]:
         # The line and part of each source, which seed its random numbers.
         keys = [(line, part) for line, parts in enumerate(sources.places, first) for part in range(len(parts))]
         decoded = {}
@@ -332,12 +336,12 @@ class Translator:
                 decoded[i] = tuple(texts)
         return decoded
 
-    def _search(self, batch: Batch, sources: _Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
+    def _search(self, batch: Batch, sources: Sources, keys: Sequence[tuple[int, int]]) -> list[list[Hypothesis]]:
         ids, rows = [sources.ids[i] for i in batch.places], [self._begun(sources.prefixes[i]) for i in batch.places]
         target = self.tokenizer.target
         how: dict[str, Any] = {
             "settings": replace(self.settings, nbest=self.settings.beam) if self._keeps_spans else self.settings,
-            "never": [*{*target.tag_ids(target.tags)} - {*self._placeholders.values()}],
+            "never": [*{*target.tag_ids(target.tags)} - {*self.placeholders.values()}],
             "prefixes": Prefixes(self._piece_texts, rows) if any(rows) else None,
             "given": self.target_tag_ids,
             "linear": self.products,
@@ -347,7 +351,7 @@ class Translator:
         found = beam_search(self.model, ids, slots=batch.slots, **how)
         if not self._keeps_spans:
             return found
-        wanted = [{*source} & {*self._placeholders.values()} for source in ids]
+        wanted = [{*source} & {*self.placeholders.values()} for source in ids]
         return [
             sorted(hypotheses, key=lambda one: len(marks - {*one.tokens}))[: self.settings.results]
             for hypotheses, marks in zip(found, wanted, strict=True)
@@ -360,7 +364,7 @@ class Translator:
     def _text_of(self, tokens: Sequence[int]) -> str:
         return " ".join(decode_marked(self.tokenizer.target, tokens).splitlines())
 
-    def _assemble(self, sources: _Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
+    def _assemble(self, sources: Sources, decoded: dict[int, tuple[ScoredText, ...]]) -> list[Translation]:
         limit = self.max_source_tokens if self.split_over is None else min(self.max_source_tokens, self.split_over)
         translations = []
         for line, parts in enumerate(sources.places):

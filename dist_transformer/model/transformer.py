@@ -70,6 +70,8 @@ class Transformer(nn.Module):
         self.decoder_norm: nn.Module = nn.LayerNorm(config.width, config.norm_epsilon) if pre_norm else nn.Identity()
         self.in_int8 = False
         """Whether searches multiply in int8."""
+        self.is_guided = False
+        """Whether a head of `guided_attention` was trained on alignments."""
         self._compiled_layer: Callable[..., torch.Tensor] | None = None
         self._has_plain_attention = all(
             module.is_plain for module in self.modules() if isinstance(module, MultiHeadAttention)
@@ -126,6 +128,12 @@ class Transformer(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.embedding.device
+
+    @property
+    def guided_attention(self) -> MultiHeadAttention:
+        """Cross-attention of the middle layer of the decoder, whose first head training on alignments guides."""
+        layer = cast(DecoderLayer, self.decoder[len(self.decoder) // 2])
+        return layer.cross_attention
 
     def embedding_weights(self) -> dict[str, torch.Tensor]:
         """Return the distinct matrices of shape (V, D): one, two or three, as embeddings are tied."""
