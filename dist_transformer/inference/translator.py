@@ -13,7 +13,8 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.messages import as_kind
 from dist_transformer.data.text.protect import ProtectedLine
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
-from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders
+from dist_transformer.data.text.terms import Terms, count_terms
+from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders, term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.alignment import Alignment, add_alignments
 from dist_transformer.inference.batches import Batch, make_batches
@@ -72,6 +73,10 @@ class Translation:
     """Tokens that the longest output has more than its source."""
     missing_spans: int = 0
     """Protected spans that the model left out of the best hypothesis."""
+    terms: int = 0
+    """Terms that the translation should have."""
+    terms_kept: int = 0
+    """Terms of these that the best hypothesis has."""
 
     @property
     def text(self) -> str:
@@ -97,14 +102,23 @@ class Translation:
             )
 
 
+_TERMS, _TERMS_KEPT = "terms", "terms that came out"
+
+
 def count_notes(translations: Iterable[Translation]) -> Counter[str]:
-    """Count the lines of each note."""
-    return Counter(note for translation in translations for note in translation.notes)
+    """Count the lines of each note, and the terms."""
+    notes = Counter[str]()
+    for one in translations:
+        notes.update(one.notes)
+        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.terms_kept})
+    return notes
 
 
 def noted(notes: Counter[str]) -> list[str]:
-    """Write one sentence for each note."""
-    return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in sorted(notes.items())]
+    """Write one sentence for each note; the last one counts the terms, unless there are none."""
+    lines = {note: count for note, count in sorted(notes.items()) if note not in (_TERMS, _TERMS_KEPT)}
+    terms = [f"{notes[_TERMS_KEPT]:,} of {notes[_TERMS]:,} terms are in the translations"] * bool(notes[_TERMS])
+    return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in lines.items()] + terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +177,12 @@ class Translator:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
                 "--augment copy:0.2, or leave it out"
+            )
+        self._terms = None if settings.terms is None else Terms.read(settings.terms)
+        if self._terms is not None and not term_marks_of(tokenizer.source):
+            raise UserError(
+                "terms needs a model that was trained on them: prepare its text with --augment terms:0.1 --terms FILE, "
+                "or leave it out"
             )
         # Of the hypotheses of a beam, those come first that leave out the fewest spans.
         self._keeps_spans = bool(self.placeholders) and not settings.samples
@@ -251,7 +271,11 @@ class Translator:
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        return ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
+        found = ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
+        if self._terms is None:
+            return found
+        text, terms = self._terms.annotate(found.text)
+        return replace(found, text=text, terms=tuple(terms))
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -378,6 +402,8 @@ class Translator:
                 whole_for_prefix=line in sources.whole_for_prefix,
                 max_extra_tokens=self.settings.max_extra_tokens,
                 missing_spans=restored[0][1],
+                terms=len(sources.lines[line].terms),
+                terms_kept=count_terms(sources.lines[line].terms, restored[0][0]),
             )
             translations.append(translation)
         return translations
