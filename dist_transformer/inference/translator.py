@@ -16,7 +16,7 @@ from dist_transformer.data.text.sentences import has_several_sentences, split_se
 from dist_transformer.data.text.terms import Terms, count_terms
 from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders, term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.inference.alignment import Alignment, add_alignments
+from dist_transformer.inference.aligned.alignment import Alignment, add_alignments
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
