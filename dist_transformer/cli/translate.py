@@ -97,6 +97,7 @@ _RULES = FlagRules(
     conflicts={
         **RULES.conflicts,
         ("--noise", "--sample --mbr --nbest"): "because noise is for the best translation of a search",
+        ("--markup", "--prefix --closest-to --noise"): "which are for text without tags",
         ("--prefix", "--noise"): "which changes its words",
         ("--closest-to", "--nbest --sample --noise --mbr"): "because it chooses one of the hypotheses of a beam",
     },

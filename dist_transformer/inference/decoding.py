@@ -124,6 +124,9 @@ class Decoding(SearchOrMbr):
     """Give this number of translations per line with their scores, best first; default: the best, as plain text."""
     alignment: bool = False
     """Write which words of a line became which words of its translation, as pairs such as 0-0 1-2."""
+    markup: Literal["html"] | None = None
+    """Translate the text between tags, and set the tags around the words that belong to theirs; default: tags are
+    text."""
     sample: bool = False
     """Draw each token from the model, instead of a search."""
     distinct: bool = False
@@ -173,6 +176,7 @@ RULES = FlagRules(
         ("--beam --length-penalty --no-repeat-ngram-size --repetition-penalty", "--mbr"): (
             "which draws samples without a search"
         ),
+        ("--markup", "--nbest --alignment --sample --mbr"): "which are for text without tags",
         ("--sample", "--mbr"): "which draws samples of its own",
     },
 )

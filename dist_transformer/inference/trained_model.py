@@ -139,7 +139,11 @@ class TrainedModel:
         decoding = read_keywords(Decoding, settings, method, also=("prefixes",)).build(Decoding, rules=RULES)
         translator = Translator(self.model, self.tokenizer, self.device, decoding, self.info, products=self._products)
         begun = None if prefixes is None else _as_lines("prefixes", prefixes, split=True)
-        translations = translator.translate(_as_lines("lines", lines, split=True), prefixes=begun)
+        if decoding.markup is None:
+            texts = _as_lines("lines", lines, split=True)
+        else:
+            texts = [lines] if isinstance(lines, str) else list(lines)
+        translations = translator.translate(texts, prefixes=begun)
         for note in noted(count_notes(translations)):
             # Of the line that called the method.
             warnings.warn(note, stacklevel=3)

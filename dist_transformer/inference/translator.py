@@ -17,6 +17,7 @@ from dist_transformer.data.text.terms import Terms, count_terms
 from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders, term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.aligned.alignment import Alignment, add_alignments
+from dist_transformer.inference.aligned.markup import translate_documents
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
@@ -25,7 +26,7 @@ from dist_transformer.inference.mbr import choose
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling import sample_several
 from dist_transformer.inference.scoring import not_finite
-from dist_transformer.inference.splitting import join_texts, split_text
+from dist_transformer.inference.splitting import join_hypotheses, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
@@ -214,10 +215,23 @@ class Translator:
             UserError: there are more or fewer prefixes than lines; or a prefix has characters that the vocabulary
                 lacks, or is too long for the model, or belongs to a line that is blank or too long.
         """
+        if self.settings.markup is None:
+            return self._translate(lines, first, prefixes, align=self.settings.alignment)
+        if prefixes is not None:
+            raise UserError("prefixes are for text without markup: leave one of them out")
+        return self.translate_markup(lines)
+
+    def translate_markup(self, documents: Sequence[str]) -> list[Translation]:
+        """Translate documents with HTML tags, which may have several lines; each gets one hypothesis."""
+        return translate_documents(documents, lambda texts: self._translate(texts, 0, None, align=True))
+
+    def _translate(
+        self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None, *, align: bool
+    ) -> list[Translation]:
         sources = self._sources(lines, first, prefixes)
         decoded = self._decode(self._batches(sources.ids), sources, first)
         found = self._assemble(sources, decoded)
-        return add_alignments(self, lines, sources, decoded, found) if self.settings.alignment else found
+        return add_alignments(self, lines, sources, decoded, found) if align else found
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
@@ -392,7 +406,7 @@ class Translator:
         limit = self.max_source_tokens if self.split_over is None else min(self.max_source_tokens, self.split_over)
         translations = []
         for line, parts in enumerate(sources.places):
-            hypotheses = _joined([decoded[i] for i in parts]) if parts else _EMPTY
+            hypotheses = join_hypotheses([decoded[i] for i in parts]) if parts else _EMPTY
             append = self.settings.missing_spans == "append"
             restored = [sources.lines[line].restore(one.text, append=append) for one in hypotheses]
             translation = Translation(
@@ -407,18 +421,3 @@ class Translator:
             )
             translations.append(translation)
         return translations
-
-
-def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
-    """Join the best hypotheses of all parts, the second best, and so on, as many as every part has."""
-    if len(parts) == 1:
-        return parts[0]
-    return tuple(
-        ScoredText(
-            text=join_texts([one.text for one in alike]),
-            score=sum(one.score for one in alike) / len(alike),
-            tokens=tuple(token for one in alike for token in one.tokens),
-            is_cut=any(one.is_cut for one in alike),
-        )
-        for alike in zip(*parts, strict=False)
-    )

@@ -55,7 +55,7 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
             _require_changes(settings, path, f"leave out copy or {flag}", has_placeholders, tokenizer.lowercase)
             if side == 0:
                 if settings.terms is not None and not term_marks_of(tokenizer):
-                    raise UserError(f"terms needs tags of a new vocabulary, and {path} has none: leave out it or {flag}")
+                    raise UserError(f"terms needs tags around terms, and {path} has none: leave out terms or {flag}")
                 tokenizer.fronts(settings.tags_with(tokenizer))
         first = tokenizers[0][1]
         sizes = vocabulary.sizes if len(tokenizers) > 1 else (first.vocab_size, 0)

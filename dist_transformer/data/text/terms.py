@@ -14,7 +14,7 @@ from dist_transformer.data.text.lines import read_lines
 from dist_transformer.data.text.sentences import UNSPACED_CHARACTER
 from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 
-_TOKEN = re.compile(rf"{UNSPACED_CHARACTER.pattern}|(?:(?!{UNSPACED_CHARACTER.pattern})\w)+|[^\w\s]")
+TOKEN = re.compile(rf"{UNSPACED_CHARACTER.pattern}|(?:(?!{UNSPACED_CHARACTER.pattern})\w)+|[^\w\s]")
 
 
 class Terms:
@@ -27,7 +27,7 @@ class Terms:
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._targets: dict[tuple[str, ...], list[str]] = {}
         for source, target in pairs:
-            self._targets.setdefault(tuple(_TOKEN.findall(source)), []).append(target)
+            self._targets.setdefault(tuple(TOKEN.findall(source)), []).append(target)
         self._longest = max(map(len, self._targets), default=0)
 
     @classmethod
@@ -40,7 +40,7 @@ class Terms:
         pairs = []
         for number, line in enumerate(read_lines(path), 1):
             source, *targets = map(str.strip, line.split("\t"))
-            if not _TOKEN.search(source) or len(targets) != 1 or not targets[0]:
+            if not TOKEN.search(source) or len(targets) != 1 or not targets[0]:
                 raise UserError(f"{path}, line {number:,}: write a source term, one tab, and its target term")
             pairs.append((source, targets[0]))
         return cls(pairs)
@@ -53,7 +53,7 @@ class Terms:
         Args:
             target: translation, if it is known; terms that do not occur there are left out.
         """
-        tokens, text, end, place, chosen = [*_TOKEN.finditer(source)], "", 0, 0, list[str]()
+        tokens, text, end, place, chosen = [*TOKEN.finditer(source)], "", 0, 0, list[str]()
         while place < len(tokens):
             last = place
             for stop in range(min(len(tokens), place + self._longest), place, -1):
@@ -76,5 +76,5 @@ def count_terms(terms: Sequence[str], translation: str) -> int:
 
 def _count(term: str, text: str) -> int:
     """Count how often a term occurs in a text, in any case."""
-    inner, outer = ("".join(f" {token} " for token in _TOKEN.findall(each.lower())) for each in (term, text))
+    inner, outer = ("".join(f" {token} " for token in TOKEN.findall(each.lower())) for each in (term, text))
     return outer.count(inner)

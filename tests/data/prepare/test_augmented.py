@@ -114,7 +114,7 @@ def test_changes_that_an_existing_vocabulary_does_not_show(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"augment copy needs placeholders, and .*tokenizer.json has none: leave out"):
         run(tmp_path, PAIRS, augment=("copy:0.1",), **known)
     (tmp_path / "terms").write_text("dog\tHund\n")
-    with pytest.raises(UserError, match=r"terms needs tags of a new vocabulary, and .*tokenizer.json has none: leave"):
+    with pytest.raises(UserError, match=r"terms needs tags around terms, and .*tokenizer.json has none: leave"):
         run(tmp_path, PAIRS, augment=("terms:0.1",), terms=tmp_path / "terms", **known)
     with pytest.raises(UserError, match=r"augment title has no effect, because .*tokenizer.json is in lower case"):
         run(tmp_path, PAIRS, augment=("title:0.1",), **known)
