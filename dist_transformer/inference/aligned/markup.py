@@ -155,28 +155,36 @@ class _Placement:
     def __init__(self, segment: Segment, translation: str, links: Iterable[Link]) -> None:
         self.tags, self.text, self.partners = segment.tags, translation, segment.partners()
         self.words = [word.span() for word in TOKEN.finditer(translation)]
+        source = segment.text
         starts, ends = [start for start, _ in self.words], [end for _, end in self.words]
-        # What each word is linked to, and by their order in the source the links with their first and last words.
+        # What each word or sign is linked to; and by their order in the source, the links of words, with the first and
+        # the last word in the translation.
         self.linked: list[list[Span]] = [[] for _ in self.words]
         self.ends: list[tuple[Span, Span]] = []
         for start, end, first, last in sorted(links):
+            if _has_word(source[start:end]) != _has_word(translation[first:last]):
+                # A full stop is no word's translation.
+                continue
             words = range(bisect_right(ends, first), bisect_left(starts, last))
             for word in words:
                 self.linked[word].append((start, end))
-            if words:
+            if words and _has_word(translation[first:last]):
                 self.ends.append(((start, end), (words[0], words[-1])))
         # Of each element by its start tag, and of the whole segment: its part of the source, and its run of words.
-        self.spans, self.runs = {_WHOLE: (0, len(segment.text))}, {_WHOLE: (0, len(self.words))}
+        self.spans, self.runs = {_WHOLE: (0, len(source))}, {_WHOLE: (0, len(self.words))}
         self.owners = [_WHOLE] * len(self.words)
         """Innermost element of each word."""
+        self.around = set[int]()
+        """Tags around words."""
 
     def render(self) -> str:
         """Write the translation with the tags."""
         if not self.words:
             return html.escape(self.text, quote=False) + "".join(tag.raw for tag in self.tags)
         sides = ([""] * len(self.words), [""] * len(self.words))
-        for tag, (side, word) in zip(self.tags, self._places(), strict=True):
-            space = " " * (tag.kind == "other" and all(tag.spaces))
+        for number, (tag, (side, word)) in enumerate(zip(self.tags, self._places(), strict=True)):
+            # A tag alone keeps the space between it and the word.
+            space = " " * (tag.spaces[1 - side] and number not in self.around)
             sides[side][word] += space * side + tag.raw + space * (1 - side)
         parts, last = list[str](), 0
         for before, (start, end), after in zip(sides[0], self.words, sides[1], strict=True):
@@ -195,11 +203,18 @@ class _Placement:
             parent, partner = parents[-1], self.partners.get(number)
             if partner is not None:
                 self.spans[number] = (tag.place, self.tags[partner].place)
-                first, stop = self.runs[number] = self._run(self.spans[number], parent)
-                self.owners[first:stop] = [number] * (stop - first)
+                first, stop = self._run(self.spans[number], parent)
                 places[number], places[partner] = (0, first), (1, stop - 1)
                 if first == stop:
-                    places[number] = places[partner] = self._beside(tag, parent, places)
+                    side, word = places[number] = places[partner] = self._beside(tag, parent, places)
+                    if tag.place < self.tags[partner].place and self.owners[word] == parent:
+                        # Nothing is linked to its words, but a reader needs something to see or to click.
+                        first, stop = word, word + 1
+                        places[number], places[partner] = (0, word), (1, word)
+                if first < stop:
+                    self.around |= {number, partner}
+                self.runs[number] = first, stop
+                self.owners[first:stop] = [number] * (stop - first)
                 parents.append(number)
             elif parent != _WHOLE and self.partners[parent] == number:
                 parents.pop()
@@ -233,10 +248,14 @@ class _Placement:
         following = bisect_left(self.ends, ((tag.place, 0), (0, 0)))
         found = [(0, words[0]) for _, words in self.ends[following : following + 1]]
         found += [(1, words[1]) for _, words in self.ends[max(following - 1, 0) : following]]
-        if tag.kind == "end" or tag.spaces == (False, True):
+        if tag.kind == "end" or (tag.kind == "other" and not tag.spaces[0]):
             found.reverse()
         fitting = [(side, word) for side, word in found if first <= word < stop and tag.place < end]
         return fitting[0] if fitting else (1, stop - 1)
+
+
+def _has_word(text: str) -> bool:
+    return any(map(str.isalnum, text))
 
 
 def translate_documents(
