@@ -77,6 +77,8 @@ class ModelInfo:
     """Tokens of the longest source that the run trained on, tags included; None for models of older versions."""
     several_sentences: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """Share of the sources of the training that have more than one sentence; None for models of older versions."""
+    guided: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Whether the training guided attention by alignments."""
     run: str | None = None
     """Identity of the run (`run.folder.run_identity`), so that weights of two runs are not averaged."""
 
@@ -244,6 +246,7 @@ def load_model(
 
     Stated(stated.sha256, CONFIG_FILE, _REMEDY).check(path / WEIGHTS_FILE)
     model = Transformer(info.model)
+    model.is_guided = info.guided
     with torch.no_grad(), open_tensors(path / WEIGHTS_FILE) as weights:
         for name, parameter in model.state_dict().items():
             parameter.copy_(weights.get_tensor(name))

@@ -54,7 +54,7 @@ class ServeSettings:
 
     def decoding(self) -> Decoding:
         nbest = min(4, self.search.beam) if self.nbest is None else self.nbest
-        return Decoding(nbest=nbest, **values_of(self.search))
+        return Decoding(nbest=nbest, alignment=True, **values_of(self.search))
 
 
 def main() -> None:

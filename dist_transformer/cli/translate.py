@@ -27,6 +27,9 @@ their mean. Formats:
   jsonl   {"line": NUMBER, "translations": [T, ...]}, where T is
           {"text": TEXT, "score": SCORE}, with "cut": true if it was cut
 
+--alignment adds which words of the line, counted from 0 between white space, became which words of the translation:
+pairs such as 0-0 1-2, in a further field, or as "alignment" in JSON.
+
 Two ways to make text for back-translation: --sample draws each token from the model; --noise drops words of the best
 translation (1 in 10), replaces others by <BLANK> (1 in 10), and moves words by up to 3 positions. Random choices depend
 on --seed and the line's number only.

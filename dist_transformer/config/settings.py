@@ -340,6 +340,8 @@ class TrainConfig:
     """Steps between log lines."""
     ema_decay: float = 0.0
     """Decay per step of a moving average of the weights, which is saved with them; 0: none; often 0.999 or 0.9999."""
+    guided_attention: float = setting(0.0, **OMIT_DEFAULT)
+    """Weight of the loss of alignments in a head of cross-attention (docs/alignments.md); 0: none; usual: 0.05."""
     freeze: tuple[str, ...] = setting((), **OMIT_DEFAULT)
     """Parts that stay as they are: embeddings, encoder, encoder.0-3, decoder, cross_attention, norms, biases, globs."""
     max_skipped_steps: int = 10
@@ -366,7 +368,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require_positive(self, "max_steps", "log_every", "max_skipped_steps")
         require_fraction(self, "ema_decay")
-        require_not_negative(self, "seed")
+        require_not_negative(self, "seed", "guided_attention")
+        remedy = f"model.attention is {self.model.attention}, and only softmax can be guided: set this to 0"
+        is_guided = self.guided_attention > 0
+        require(self.model.attention == "softmax" or not is_guided, "guided_attention", self.guided_attention, remedy)
         require({*self.sinks} <= {*SINK_NAMES}, "sinks", self.sinks, f"choose among {', '.join(SINK_NAMES)}")
         if self.profile is not None:
             found = re.fullmatch("([1-9][0-9]{0,12}):([1-9][0-9]{0,12})", self.profile)

@@ -75,7 +75,7 @@ def score_pairs(
             1, and nothing is computed. Or a rank failed. The error is the same on every rank.
     """
     pairs = encode_pairs(tokenizer, sources, targets, tags)
-    _refuse_long(model, pairs, first_line=1)
+    refuse_long(model, pairs, first_line=1)
     given = len(tokenizer.fronts(tags)[1])
     return score_ids(model, pairs, given=given, device=device, batch_tokens=batch_tokens)
 
@@ -174,7 +174,7 @@ def score_files(
             if number == 0:
                 look(sources, targets)
             first_line = number * _LINES_AT_ONCE + 1
-            _refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
+            refuse_long(model, encode_pairs(tokenizer, sources, targets, tags), first_line=first_line)
 
     # Only one rank reads, so that all ranks have the same text even if a file changes meanwhile.
     by_main(check)
@@ -215,7 +215,7 @@ def longest_line(model: DecodingModel) -> int:
     return model.config.max_positions - 1
 
 
-def _refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: int) -> None:
+def refuse_long(model: DecodingModel, pairs: Sequence[IdPair], *, first_line: int) -> None:
     longest = longest_line(model)
     for line, (source, target) in enumerate(pairs, first_line):
         if max(len(source), len(target)) > longest:

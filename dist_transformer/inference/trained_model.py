@@ -12,11 +12,12 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.command_line import read_keywords
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
+from dist_transformer.inference.aligned.alignment import Alignment, align, link_tokens
 from dist_transformer.inference.attention_maps import Attention, attention_of
 from dist_transformer.inference.decoding import RULES, Decoding, ExactLoading
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.loading import load_joint
-from dist_transformer.inference.scoring import PairScore, encode_pairs, longest_line, score_pairs
+from dist_transformer.inference.scoring import PairScore, encode_pairs, longest_line, refuse_long, score_pairs
 from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
@@ -82,6 +83,7 @@ class TrainedModel:
                 `split_over`: lines of several sentences with more tokens are split at the ends of the sentences, and a
                 warning counts them. By default all, if the model was trained on less than 2% of such lines, otherwise
                 those with more than any source in the training; `"no"`: only lines that are too long for the model.
+                `alignment`: with `nbest`, align the words of a line and its translations (`ScoredText.alignment`).
                 `sample`, `top_k`, `top_p`, `epsilon`, `temperature`, `distinct`, `seed`: see `sample`. `mbr`,
                 `utility`: see `mbr`.
 
@@ -158,11 +160,25 @@ class TrainedModel:
         Raises:
             UserError: the lists differ in length, or a line has more tokens than the model has room for.
         """
-        src, tgt = _as_lines("src", src), _as_lines("tgt", tgt)
-        if len(src) != len(tgt):
-            raise UserError(f"src and tgt must have the same number of lines ({len(src):,} and {len(tgt):,})")
+        src, tgt = _equally_many(src, tgt)
         model, tags = self.model, self.info.direction.tags
         return score_pairs(model, self.tokenizer, src, tgt, device=self.device, tags=tags, batch_tokens=batch_tokens)
+
+    def align(self, src: Iterable[str], tgt: Iterable[str]) -> list[Alignment]:
+        """Align given translations: which words of src[i] became which ones of tgt[i].
+
+        Raises:
+            UserError: `score` would raise it.
+        """
+        src, tgt = _equally_many(src, tgt)
+        pairs = encode_pairs(self.tokenizer, src, tgt, self.info.direction.tags)
+        refuse_long(self.model, pairs, first_line=1)
+        front = len(self.tokenizer.fronts(self.info.direction.tags)[0])
+        linked = link_tokens(self.model, pairs, front=front)
+        return [
+            align(self.model, self.tokenizer, *each)
+            for each in zip(zip(src, tgt, strict=True), pairs, linked, strict=True)
+        ]
 
     def attention(self, src: str, tgt: str) -> Attention:
         """Return the attention of every layer and head while the model reads `src` and produces `tgt`.
@@ -175,6 +191,13 @@ class TrainedModel:
         if max(len(source), len(target)) > longest:
             raise UserError(f"the model has room for {longest:,} tokens of each sentence: use shorter sentences")
         return attention_of(self.model, self.tokenizer, source, target)
+
+
+def _equally_many(src: Iterable[str], tgt: Iterable[str]) -> tuple[list[str], list[str]]:
+    src, tgt = _as_lines("src", src), _as_lines("tgt", tgt)
+    if len(src) != len(tgt):
+        raise UserError(f"src and tgt must have the same number of lines ({len(src):,} and {len(tgt):,})")
+    return src, tgt
 
 
 def _as_lines(name: str, values: Lines, *, split: bool = False) -> list[str]:

@@ -96,6 +96,8 @@ class Translation:
             yield "translated as a whole for a prefix of several sentences: check that no sentence is missing"
         if self.missing_spans:
             yield "without a place for protected text in the translation: look for it at the end, or add it"
+        if any(one.alignment is not None and not one.alignment.is_guided for one in self.hypotheses):
+            yield "aligned by attention that no alignments guided: train with --guided-attention for better ones"
         if any(one.is_cut for one in self.hypotheses):
             yield (
                 f"with a translation that was cut at the limit of source + {self.max_extra_tokens} tokens, or of the "

@@ -21,7 +21,7 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels, packed_attention, products
 from dist_transformer.model.dropout import dropout
-from dist_transformer.model.packed import PackedTokens
+from dist_transformer.model.packed import IGNORED, PackedTokens
 from dist_transformer.model.products import FusedLinear, Linear
 
 # Each sentence of a group has at least this share of the group's longest length. A pack of 4,096 tokens of mixed text
@@ -34,6 +34,8 @@ _KEY_MULTIPLE = 16
 # Tokens of the longest sentence that our own GPU kernel takes. It was measured up to 192 tokens, where it takes a third
 # of FlashAttention's time. Its work grows with the square of the length, and its small tiles then become a drawback.
 _SHORT = 512
+# Weights of links count as no less than this, so that their logarithm is finite.
+_LEAST_WEIGHT = 1e-30
 
 
 class _MoveRows(torch.autograd.Function):
@@ -131,6 +133,7 @@ class AttentionLayout:
         self.kernel = kernel
         self.query_offsets, self.key_offsets = queries.offsets_N, keys.offsets_N
         self.max_queries, self.max_keys = queries.max_length, keys.max_length
+        self.key_positions_S = keys.positions_T
         if kernel == "groups":
             self._make_groups(queries, keys)
 
@@ -245,11 +248,20 @@ class MultiHeadAttention(nn.Module):
         """Whether the scores are those of the paper, which fused kernels can compute."""
         return type(self).adjust_scores is MultiHeadAttention.adjust_scores
 
-    def forward(self, x_TD: torch.Tensor, memory_SD: torch.Tensor | None, layout: AttentionLayout) -> torch.Tensor:
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        memory_SD: torch.Tensor | None,
+        layout: AttentionLayout,
+        links_T: torch.Tensor | None = None,
+    ) -> Any:
         """Attend from `x_TD` to `memory_SD`, or to `x_TD` itself when `memory_SD` is None (self-attention).
 
+        Args:
+            links_T: alignments that guide the first head of cross-attention, as in `PackedBatch`.
+
         Returns:
-            Shape (T, D). Rows of dummy sentences are finite and have no meaning.
+            Shape (T, D). Rows of dummy sentences are finite and have no meaning. With `links_T`, also their loss.
         """
         if memory_SD is None:
             qkv_T3HK = self._heads(products.linear(x_TD, self.qkv_weight, _WithoutKeys.apply(self.qkv_bias)))
@@ -264,8 +276,33 @@ class MultiHeadAttention(nn.Module):
             weights, biases = self.qkv_weight.split(sizes), _WithoutKeys.apply(self.qkv_bias).split(sizes)
             q_THK = self._heads(products.linear(x_TD, weights[0], biases[0])).squeeze(-3)
             kv_S2HK = self._heads(products.linear(memory_SD, weights[1], biases[1]))
-        attend = {"packed": self._attend_packed, "varlen": self._attend_varlen, "groups": self._attend_groups}
-        return self.output(attend[layout.kernel](q_THK, kv_S2HK, layout).flatten(-2))
+        mixed_TD = self.output(self._attend(q_THK, kv_S2HK, layout, self.dropout).flatten(-2))
+        return mixed_TD if links_T is None else (mixed_TD, self._loss_of_links(q_THK, kv_S2HK, layout, links_T))
+
+    def _loss_of_links(
+        self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout, links_T: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum of -log(weight) of the links in the first head (Garg et al. 2019), fp32, shape ().
+
+        The weights are the output of attention whose values are the positions of the keys, one-hot. As many heads as
+        hold all positions have the queries and keys of the first one, so all kernels can compute it.
+        """
+        heads = -(-layout.max_keys // self.head_width)
+        positions_X = torch.arange(heads * self.head_width, device=links_T.device)
+        is_key_SX = (layout.key_positions_S.unsqueeze(1) == positions_X).to(kv_S2HK.dtype)
+        k_SHK = kv_S2HK[:, 0, :1].expand(-1, heads, -1)
+        kv_S2HK = torch.stack([k_SHK, is_key_SX.unflatten(1, (heads, -1))], dim=1)
+        q_THK = q_THK[:, :1].expand(-1, heads, -1).contiguous()
+        # Without dropout: a link that is dropped would have no weight at all.
+        weights_TX = self._attend(q_THK, kv_S2HK, layout, 0.0).flatten(-2).float()
+        picked_T = weights_TX.gather(1, links_T.clamp(min=0).unsqueeze(1)).squeeze(1)
+        return -torch.where(links_T != IGNORED, picked_T.clamp(min=_LEAST_WEIGHT).log(), 0).sum()
+
+    def _attend(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout, p: float) -> torch.Tensor:
+        """Attend by the kernel of the layout, with weights that are dropped with probability `p`; shape (T, H, K)."""
+        if layout.kernel == "groups":
+            return self._attend_groups(q_THK, kv_S2HK, layout, p)
+        return {"packed": self._attend_packed, "varlen": self._attend_varlen}[layout.kernel](q_THK, kv_S2HK, layout)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split the last dimension, n·H·K, into (n, H, K)."""
@@ -291,7 +328,9 @@ class MultiHeadAttention(nn.Module):
         offsets, limits = (layout.query_offsets, layout.key_offsets), (layout.max_queries, layout.max_keys)
         return cast(torch.Tensor, varlen_attn(q_THK, k_SHK, v_SHK, *offsets, *limits, window_size=window))
 
-    def _attend_groups(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
+    def _attend_groups(
+        self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout, p: float
+    ) -> torch.Tensor:
         # Split, because the gradient of each slice would be a zero tensor as large as the whole.
         query_rows = [group.sentences * group.queries for group in layout.groups]
         key_rows = [group.sentences * group.keys for group in layout.groups]
@@ -302,27 +341,27 @@ class MultiHeadAttention(nn.Module):
             q_BHQK = q.unflatten(0, (group.sentences, group.queries)).transpose(1, 2)
             k_BHSK, v_BHSK = kv.unflatten(0, (group.sentences, group.keys)).transpose(1, 3).unbind(2)
             attend = self._attend_fused if self.is_plain and q.device.type == "cuda" else self._attend_padded
-            mixed.append(attend(q_BHQK, k_BHSK, v_BHSK, group).transpose(1, 2).flatten(0, 1))
+            mixed.append(attend(q_BHQK, k_BHSK, v_BHSK, group, p).transpose(1, 2).flatten(0, 1))
         return layout.query_side.unpad(torch.cat(mixed))
 
     def _attend_padded(
-        self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group
+        self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group, p: float
     ) -> torch.Tensor:
         scores_BHQS = q_BHQK @ k_BHSK.transpose(2, 3)
         if not self.is_plain:
             scores_BHQS = self.adjust_scores(scores_BHQS.float(), *_places(group.queries, group.keys, q_BHQK.device))
         # The mask is in fp32, so the softmax is too.
         weights_BHQS = torch.softmax(scores_BHQS + group.mask_B1QK, dim=-1).to(q_BHQK.dtype)
-        return dropout(weights_BHQS, self.dropout, self.training) @ v_BHSK
+        return dropout(weights_BHQS, p, self.training) @ v_BHSK
 
     def _attend_fused(
-        self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group
+        self, q_BHQK: torch.Tensor, k_BHSK: torch.Tensor, v_BHSK: torch.Tensor, group: _Group, p: float
     ) -> torch.Tensor:
         """Compute the same as `_attend_padded` in one GPU kernel, which also supports fp32 and dropout.
 
         The queries are scaled already.
         """
-        mask, p = group.mask_B1QK.to(q_BHQK.dtype), self.dropout if self.training else 0.0
+        mask, p = group.mask_B1QK.to(q_BHQK.dtype), p if self.training else 0.0
         return functional.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, mask, dropout_p=p, scale=1.0)
 
     def project_memory(

@@ -120,11 +120,26 @@ class DecoderLayer(nn.Module):
         self.feed_forward, self.ffn_residual = FeedForward(config), Residual(config)
 
     def forward(
-        self, x_TD: torch.Tensor, memory_SD: torch.Tensor, self_layout: AttentionLayout, cross_layout: AttentionLayout
-    ) -> torch.Tensor:
+        self,
+        x_TD: torch.Tensor,
+        memory_SD: torch.Tensor,
+        self_layout: AttentionLayout,
+        cross_layout: AttentionLayout,
+        links_T: torch.Tensor | None = None,
+    ) -> Any:
+        """Return the hidden states; with `links_T`, alignments of `PackedBatch`, also their loss."""
+        losses: list[torch.Tensor] = []
+
+        def attend_memory(x: torch.Tensor) -> torch.Tensor:
+            if links_T is None:
+                return cast(torch.Tensor, self.cross_attention(x, memory_SD, cross_layout))
+            mixed_TD, loss = self.cross_attention(x, memory_SD, cross_layout, links_T)
+            losses.append(loss)
+            return cast(torch.Tensor, mixed_TD)
+
         x_TD = self.self_residual(x_TD, lambda x: self.self_attention(x, None, self_layout))
-        x_TD = self.cross_residual(x_TD, lambda x: self.cross_attention(x, memory_SD, cross_layout))
-        return self.ffn_residual(x_TD, self.feed_forward)
+        x_TD = self.ffn_residual(self.cross_residual(x_TD, attend_memory), self.feed_forward)
+        return x_TD if links_T is None else (x_TD, *losses)
 
     def new_cache(self, *, slots: int, beam_size: int, source_room: int) -> LayerCache:
         """Make the empty cache of this layer for a `DecoderState`."""

@@ -38,18 +38,24 @@ class PackedTokens:
 
     def twice(self) -> "PackedTokens":
         """Return a buffer of 2T tokens that holds every sentence twice: all, all again, and the dummies of both."""
-        count, used, size = len(self.lengths), int(self.lengths.sum()), len(self.tokens_T)
-        tokens_T, positions_T = (
-            torch.cat([rows_T[:used], rows_T, rows_T[used:]]) for rows_T in (self.tokens_T, self.positions_T)
-        )
+        count, used, size = len(self.lengths), self._used, len(self.tokens_T)
+        tokens_T, positions_T = map(self.rows_twice, (self.tokens_T, self.positions_T))
         offsets_N = self.offsets_N
         offsets_N = torch.cat([offsets_N[:count], offsets_N + used, offsets_N[count + 1 :] + size])
         lengths = np.tile(self.lengths, 2)
         return replace(self, tokens_T=tokens_T, positions_T=positions_T, offsets_N=offsets_N, lengths=lengths)
 
+    def rows_twice(self, rows_T: torch.Tensor) -> torch.Tensor:
+        """Return numbers of this buffer's tokens for those of the buffer of `twice`."""
+        return torch.cat([rows_T[: self._used], rows_T, rows_T[self._used :]])
+
+    @property
+    def _used(self) -> int:
+        return int(self.lengths.sum())
+
     def split_twice(self, rows_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Split rows of the buffer of `twice` into those of each copy, both (T, D), dummies last as in this buffer."""
-        used, size = int(self.lengths.sum()), len(self.tokens_T)
+        used, size = self._used, len(self.tokens_T)
         first, second, dummies = rows_TD.split([used, size, size - used])
         return torch.cat([first, dummies]), second
 
@@ -63,6 +69,9 @@ class PackedBatch:
     """Decoder input: `<s> ids`."""
     labels_T: torch.Tensor
     """Labels: `ids </s>`, and `IGNORED` on dummy tokens; int64, shape (T,)."""
+    links_T: torch.Tensor | None = None
+    """Place in its sentence of the source token that each token of `target` is linked to, or `IGNORED`; int64, shape
+    (T,). None: the data has no alignments, or training does not use them."""
 
     def to(self, device: torch.device) -> "PackedBatch":
         return self.copied(lambda x: x.to(device, non_blocking=True))
@@ -74,7 +83,8 @@ class PackedBatch:
     def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
         """Copy every tensor by a function."""
         source, target = self.source.copied(copy), self.target.copied(copy)
-        return PackedBatch(source=source, target=target, labels_T=copy(self.labels_T))
+        links_T = None if self.links_T is None else copy(self.links_T)
+        return PackedBatch(source=source, target=target, labels_T=copy(self.labels_T), links_T=links_T)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

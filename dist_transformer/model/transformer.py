@@ -72,7 +72,7 @@ class Transformer(nn.Module):
         """Whether searches multiply in int8."""
         self.is_guided = False
         """Whether a head of `guided_attention` was trained on alignments."""
-        self._compiled_layer: Callable[..., torch.Tensor] | None = None
+        self._compiled_layer: Callable[..., Any] | None = None
         self._has_plain_attention = all(
             module.is_plain for module in self.modules() if isinstance(module, MultiHeadAttention)
         )
@@ -130,10 +130,13 @@ class Transformer(nn.Module):
         return self.embedding.device
 
     @property
+    def guided_layer(self) -> int:
+        """Number of the middle layer of the decoder. Alignments guide the first head of its cross-attention."""
+        return len(self.decoder) // 2
+
+    @property
     def guided_attention(self) -> MultiHeadAttention:
-        """Cross-attention of the middle layer of the decoder, whose first head training on alignments guides."""
-        layer = cast(DecoderLayer, self.decoder[len(self.decoder) // 2])
-        return layer.cross_attention
+        return cast(DecoderLayer, self.decoder[self.guided_layer]).cross_attention
 
     def embedding_weights(self) -> dict[str, torch.Tensor]:
         """Return the distinct matrices of shape (V, D): one, two or three, as embeddings are tied."""
@@ -155,25 +158,32 @@ class Transformer(nn.Module):
         count = min(count, self.config.max_positions)
         return cast(torch.Tensor, self.positions(torch.arange(count, device=self.embedding.device)))
 
-    def forward(self, batch: PackedBatch, label_smoothing: float, rdrop_alpha: float = 0.0) -> LossSums:
-        """Compute the loss of a micro-batch; with `rdrop_alpha`, that of R-Drop.
+    def forward(
+        self, batch: PackedBatch, label_smoothing: float, rdrop_alpha: float = 0.0, guided_attention: float = 0.0
+    ) -> LossSums:
+        """Compute the loss of a micro-batch; with `rdrop_alpha`, that of R-Drop; with `guided_attention`, that of the
+        batch's alignments times this is added.
 
         Both passes of R-Drop are one pass of a batch that holds every sentence twice, as in the paper: each copy has
         its own dropout masks, and each layer runs once.
         """
         source, target = batch.source, batch.target
+        links_T = batch.links_T if guided_attention else None
         if rdrop_alpha:
             source, target = source.twice(), target.twice()
-        hidden_TD = self.decode(target, self.encode(source), source)
+            links_T = None if links_T is None else batch.target.rows_twice(links_T)
+        hidden_TD, loss_of_links = self._decode(target, self.encode(source), source, links_T)
         weight_VD = self.output_weight
         if self.output_bias is not None:
             hidden_TD, weight_VD = _with_bias(hidden_TD, weight_VD, self.output_bias)
         compiled = self.training and self._compiled_layer is not None
         if rdrop_alpha:
             copies = batch.target.split_twice(hidden_TD)
-            labels_T = batch.labels_T
-            return rdrop_cross_entropy(*copies, weight_VD, labels_T, label_smoothing, rdrop_alpha, compiled=compiled)
-        return smoothed_cross_entropy(hidden_TD, weight_VD, batch.labels_T, label_smoothing, compiled=compiled)
+            labels_T, loss_of_links = batch.labels_T, loss_of_links / 2
+            sums = rdrop_cross_entropy(*copies, weight_VD, labels_T, label_smoothing, rdrop_alpha, compiled=compiled)
+        else:
+            sums = smoothed_cross_entropy(hidden_TD, weight_VD, batch.labels_T, label_smoothing, compiled=compiled)
+        return sums if links_T is None else sums._replace(loss=sums.loss + guided_attention * loss_of_links)
 
     def encode(self, source: PackedTokens) -> torch.Tensor:
         """Encode source tokens into memory, shape (S, D)."""
@@ -185,13 +195,23 @@ class Transformer(nn.Module):
 
     def decode(self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens) -> torch.Tensor:
         """Compute the hidden states of target tokens before the output projection, shape (T, D)."""
+        return self._decode(target, memory_SD, source, None)[0]
+
+    def _decode(
+        self, target: PackedTokens, memory_SD: torch.Tensor, source: PackedTokens, links_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Any]:
+        """Do what `decode` does; also return the loss of the links, 0 if there are none."""
         kernel = self._kernel(max(source.max_length, target.max_length))
         self_layout = AttentionLayout(target, target, causal=True, kernel=kernel)
         cross_layout = AttentionLayout(target, source, causal=False, kernel=kernel)
         x_TD = self._embed_target(target.tokens_T, target.positions_T)
-        for layer in self.decoder:
-            x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
-        return self.decoder_norm(x_TD)
+        loss_of_links: Any = 0
+        for number, layer in enumerate(self.decoder):
+            if links_T is not None and number == self.guided_layer:
+                x_TD, loss_of_links = self._run(layer, x_TD, memory_SD, self_layout, cross_layout, links_T)
+            else:
+                x_TD = self._run(layer, x_TD, memory_SD, self_layout, cross_layout)
+        return self.decoder_norm(x_TD), loss_of_links
 
     def project(self, hidden: torch.Tensor, linear: Linear = functional.linear) -> torch.Tensor:
         """Project hidden states, shape (…, D), to logits, shape (…, V), in the dtype of the parameters."""
@@ -271,7 +291,7 @@ class Transformer(nn.Module):
         # The table of sinusoids stays in fp32 when DeepSpeed casts the parameters.
         return dropout(x_TD.to(vectors_TD.dtype), self.config.dropout, self.training)
 
-    def _run(self, layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
+    def _run(self, layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> Any:
         run = self._compiled_layer if self.training and self._compiled_layer else _run_layer
         return run(layer, *inputs)
 
@@ -305,8 +325,8 @@ def _with_bias(
     return torch.cat([hidden_TD, one_T8], dim=1), torch.cat([weight_VD, bias_V8], dim=1)
 
 
-def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> torch.Tensor:
-    return cast(torch.Tensor, layer(*inputs))
+def _run_layer(layer: nn.Module, *inputs: torch.Tensor | AttentionLayout) -> Any:
+    return layer(*inputs)
 
 
 def training_flops(config: ModelConfig, *, source_tokens: int, target_tokens: int, passes: int = 1) -> int:

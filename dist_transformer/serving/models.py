@@ -55,11 +55,12 @@ class ServedModel:
             prefix: text that the translations begin with; blank for none.
 
         Returns:
-            `hypotheses`, best first, each with `text`, `score`, `tokens` (ids) and `pieces`, the last of which is
-            `</s>`; and `cut`, if it ended at the maximum length; `source_pieces`; `split`, which is None unless the
-            text was split; `beyond_training`, if a sentence is longer than any in the training; `whole_for_prefix`, if
-            the text was not split because of its prefix; `missing_spans`, the number of protected spans that the model
-            left out; `has_maps`, which an ensemble never has.
+            `hypotheses`, best first, each with `text`, `score`, `tokens` (ids), `pieces`, the last of which is `</s>`,
+            and `alignment`, pairs of words as in Pharaoh's format; and `cut`, if it ended at the maximum length;
+            `source_pieces`; `split`, which is None unless the text was split; `beyond_training`, if a sentence is
+            longer than any in the training; `whole_for_prefix`, if the text was not split because of its prefix;
+            `missing_spans`, the number of protected spans that the model left out; `has_maps`, which an ensemble never
+            has.
 
         Raises:
             UserError: the vocabulary leaves nothing of the text, or the prefix does not fit, or the model's numbers are
@@ -85,6 +86,7 @@ class ServedModel:
                     "text": found.text,
                     "score": round(found.score, 4),
                     "cut": found.is_cut,
+                    "alignment": found.alignment and found.alignment.words,
                     "tokens": found.tokens,
                     "pieces": readable_pieces(tokenizer.target, found.tokens),
                 }

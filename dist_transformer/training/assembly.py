@@ -124,6 +124,8 @@ def _read_inputs(config: TrainConfig, world: World, device: torch.device) -> _In
         packs = _choose_packs(config, ds_config, data.budgets.max_source_tokens, world, device)
         batch = dataclasses.replace(config.batch, packs_per_micro_batch=min(distributed.gather_objects(packs)))
         config, data = dataclasses.replace(config, batch=batch), data.at_once(batch.packs_at_once)
+    if config.guided_attention > 0:
+        data = data.with_links()
     validators = _make_validators(config, data)
     _check_lengths(config, data)
     cores = None
@@ -208,6 +210,7 @@ def _build_loop(inputs: _Inputs, run: _Run, world: World, watchdog: Watchdog, he
         # Without the special token.
         longest_source=data.collator.sizes.max_lengths[0] - 1,
         several_sentences=data.several_sentences(),
+        guided=config.guided_attention > 0,
         run=run_identity(inputs.described),
         engine=run.engine,
         progress=run.progress,

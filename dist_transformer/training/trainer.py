@@ -60,6 +60,8 @@ class Saver:
     """Tokens of the longest source of the training, tags included."""
     several_sentences: float
     """Share of the sources of the training that have more than one sentence."""
+    guided: bool
+    """Whether the training guides attention by alignments."""
     run: str
     """Identity of the run, for weight files."""
     engine: Engine
@@ -125,6 +127,7 @@ class Saver:
             "synthetic": self.index.synthetic,
             "longest_source": self.longest_source,
             "several_sentences": self.several_sentences,
+            **({"guided": True} if self.guided else {}),
             "run": self.run,
             "train_seconds": self.progress.train_seconds,
         }

@@ -139,6 +139,7 @@ VALUES = {
     "--seed": "7",
     "--temperature": "2",
     "--noise": "",
+    "--alignment": "",
     "--chunk-lines": "9",
     "--device": "cuda",
 }

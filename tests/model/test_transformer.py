@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -350,3 +351,35 @@ assert counted == {name: tuple(each.shape) for name, each in Transformer(config)
 assert {each.device.type for each in shapes_only(config).parameters()} == {"meta"}
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+@pytest.mark.parametrize("kernel", ["packed", "groups"])
+@pytest.mark.parametrize("alpha", [0.0, 5.0])
+def test_guided_attention_adds_the_loss_of_links(alpha: float, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradient by dense weights in float64, sentence by sentence; `<s>`, dummies and some others have none."""
+    monkeypatch.setattr(Transformer, "_kernel", lambda *_: kernel)
+    # A sentence of more tokens than a head is wide, too.
+    model, rng = make_model(positions="learned", heads=4), np.random.default_rng(3)
+    links = np.full(len(BATCH.labels_T), IGNORED)
+    ends, wanted = np.cumsum([BATCH.source.lengths, BATCH.target.lengths], axis=1), []
+    for source, target, end, last in zip(BATCH.source.lengths, BATCH.target.lengths, *ends, strict=True):
+        rows = np.arange(last - target + 1, last)[::2]
+        links[rows] = rng.integers(source, size=len(rows))
+        wanted += [(row, slice(end - source, end), links[row]) for row in rows]
+    batch = replace(BATCH, links_T=torch.from_numpy(links))
+    inputs: list[tuple[torch.Tensor, ...]] = []
+    model.guided_attention.register_forward_pre_hook(lambda _, given: inputs.append(given))
+    model.decode(BATCH.target, model.encode(BATCH.source), BATCH.source)
+    x_TD, memory_SD, _ = inputs[0]
+    width = model.guided_attention.head_width
+    weight, bias = model.guided_attention.qkv_weight.double(), model.guided_attention.qkv_bias.double()
+    q_TK = (x_TD.double() @ weight[:width].t() + bias[:width]) * width**-0.5
+    keys = slice(SMALL.width, SMALL.width + width)
+    k_SK = memory_SD.double() @ weight[keys].t() + bias[keys]
+    loss = -sum((q_TK[row] @ k_SK[source].t()).log_softmax(0)[link] for row, source, link in wanted)
+    alone, guided = model(batch, 0.1, alpha), model(batch, 0.1, alpha, 0.05)
+    torch.testing.assert_close(guided.nll, alone.nll)
+    assert (guided.loss - alone.loss).item() == pytest.approx(0.05 * loss.item(), rel=1e-4)
+    expected = gradients(model, alone.loss + 0.05 * loss)
+    for name, gradient in gradients(model, guided.loss).items():
+        assert (gradient - expected[name]).norm() < 1e-4 * expected[name].norm(), name

@@ -4,6 +4,8 @@
     DATA/tokenizer.json
     DATA/train-00000.arrow …   columns `src`, `tgt`: lists of ids without special tokens, one record batch per shard;
                                the ids of the folder's tags are in front of each `src`
+                               prepared with alignments, also `links`: for each token of `tgt` the place, from 1 on,
+                               of the token of `src` that it is linked to, or 0
     DATA/lengths.npy           [pairs, 2]: source and target tokens of each pair, one special token each included
     DATA/valid/                the same for the validation pairs, and their raw text: source.txt, target.txt
 
@@ -67,6 +69,9 @@ class TokenLists:
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
+
+    def to_lists(self) -> list[list[int]]:
+        return [row.tolist() for row in np.split(self.values, self.offsets[1:-1])] if len(self.offsets) > 1 else []
 
     def slice(self, start: int, stop: int) -> "TokenLists":
         return TokenLists(self.values, self.offsets[start : stop + 1])
@@ -204,6 +209,8 @@ class DataIndex:
     """Kept training pairs that exactly repeat another one."""
     changed: dict[str, int] | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     """Training pairs of all variants, by the name of the change that was drawn for them; None: no change is drawn."""
+    aligned: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
+    """Whether the training shards have links."""
     several_sentences: int | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     """Kept training pairs whose source has more than one sentence; None in folders of older versions."""
     valid_held_out: bool
@@ -227,9 +234,10 @@ class DataIndex:
         )
 
 
-def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo:
-    """Write one shard. The values' type (uint16 or uint32) becomes the column type."""
-    write_batch(path, {"src": source.to_arrow(), "tgt": target.to_arrow()})
+def write_shard(path: Path, source: TokenLists, target: TokenLists, *links: TokenLists) -> ShardInfo:
+    """Write one shard, with or without links. The values' type (uint16 or uint32) becomes the column type."""
+    columns = zip(_COLUMNS, (source, target, *links), strict=False)
+    write_batch(path, {name: column.to_arrow() for name, column in columns})
     pairs = len(source.lengths)
     return ShardInfo(
         file=path.name,
@@ -241,24 +249,26 @@ def write_shard(path: Path, source: TokenLists, target: TokenLists) -> ShardInfo
     )
 
 
-Columns = tuple[TokenLists, TokenLists]
+Columns = tuple[TokenLists, ...]
+"""Source and target ids and, in folders with alignments, links."""
+_COLUMNS = ("src", "tgt", "links")
 
 
 def read_shard(path: Path, content: Content | None = None) -> Columns:
-    """Read source and target ids of a shard from its `content` if given, otherwise from the memory-mapped file.
+    """Read the columns of a shard from its `content` if given, otherwise from the memory-mapped file.
 
     Raises:
         UserError: it cannot be read.
     """
     batch = read_batch(path, content)
-    return TokenLists.from_arrow(batch.column("src")), TokenLists.from_arrow(batch.column("tgt"))
+    return tuple(TokenLists.from_arrow(batch.column(name)) for name in _COLUMNS if name in batch.schema.names)
 
 
 def write_split(folder: Path, shards: Sequence[ShardInfo], *, segmentations: int = 1) -> SplitInfo:
     """Write `lengths.npy` for the shards of a folder, in their order. Memory does not grow with their number."""
     longest = [0, 0]
     for shard in shards:
-        for side, column in enumerate(read_shard(folder / shard.file)):
+        for side, column in enumerate(read_shard(folder / shard.file)[:2]):
             longest[side] = max(longest[side], int(column.lengths.max()) + 1)
     path = folder / LENGTHS_FILE
     dtype = np.uint16 if max(longest) <= np.iinfo(np.uint16).max else np.uint32
@@ -267,7 +277,7 @@ def write_split(folder: Path, shards: Sequence[ShardInfo], *, segmentations: int
         lengths = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(pairs, 2))
         start = 0
         for shard in shards:
-            for side, column in enumerate(read_shard(folder / shard.file)):
+            for side, column in enumerate(read_shard(folder / shard.file)[:2]):
                 lengths[start : start + shard.pairs, side] = column.lengths + 1
             start += shard.pairs
         lengths.flush()

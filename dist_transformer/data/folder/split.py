@@ -58,7 +58,7 @@ class _Loaded:
         self.columns = columns
         self.addresses = [
             number
-            for column in columns
+            for column in columns[:2]
             for number in (column.values.ctypes.data, column.offsets.ctypes.data, column.values.itemsize)
         ]
 
@@ -133,6 +133,18 @@ class Split:
         Args:
             places: (2, pairs), where each pair starts in `source` and in `target`.
         """
+        self._copy(pair_ids, ((0, 0, source, places[0]), (1, 1, target, places[1])))
+
+    def copy_links(self, pair_ids: np.ndarray, links: np.ndarray, places: np.ndarray) -> None:
+        """Write the links of the given pairs to a buffer, if there are any, where each pair starts in it."""
+        self._copy(pair_ids, ((2, 1, links, places),))
+
+    def _copy(self, pair_ids: np.ndarray, wanted: Sequence[tuple[int, int, np.ndarray, np.ndarray]]) -> None:
+        """Write columns of the given pairs.
+
+        Args:
+            wanted: number of each column, side whose lengths it has, buffer, and places of the pairs in it.
+        """
         shards = np.searchsorted(self.shard_starts, pair_ids, side="right") - 1
         counts = np.bincount(shards)
         # numpy sorts small integer types by radix.
@@ -142,10 +154,10 @@ class Split:
         rows = [sorted_ids[stops[shard] - counts[shard] : stops[shard]] - self.shard_starts[shard] for shard in present]
         columns = [self._shard(int(shard)).columns for shard in present]
         lengths = self.sizes(sorted_ids) - 1
-        for side, out in enumerate((source, target)):
-            parts = [(column[side], of_shard) for column, of_shard in zip(columns, rows, strict=True)]
+        for number, side, out, places in wanted:
+            parts = [(lists[number], of_shard) for lists, of_shard in zip(columns, rows, strict=True) if lists[number:]]
             if parts:
-                copy_rows(parts, lengths[side], out, places[side, by_shard])
+                copy_rows(parts, lengths[side], out, places[by_shard])
 
     def memory(self, pair_ids: np.ndarray) -> Memory:
         """Return where the ids of the given pairs are in memory."""
@@ -212,7 +224,7 @@ class Split:
         self._used.clear()
 
     def read(self, shard: int) -> tuple[Columns, Held]:
-        """Read and verify source and target ids of a shard; also return its content.
+        """Read and verify a shard; also return its content.
 
         Raises:
             UserError: it cannot be read, or does not have the hash that the index states.

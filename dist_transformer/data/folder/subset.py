@@ -27,14 +27,18 @@ def write_subset(folder: DataFolder, pair_ids: np.ndarray, out: Path) -> None:
         TokenLists(values.astype(np.uint32), np.concatenate([[0], np.cumsum(lengths)]))
         for values, lengths in zip(values_and_lengths[::2], values_and_lengths[1::2], strict=True)
     ]
+    vocabulary, texts = folder.tokenizer(), sides[:2]
+    if folder.index.aligned:
+        links, starts = np.zeros(len(sides[1].values), dtype=np.uint32), sides[1].offsets
+        folder.train.copy_links(pair_ids, links, starts[:-1])
+        sides.append(TokenLists(links, starts))
     splits = []
     for place in (out, out / VALID_FOLDER):
         make_folder(place)
         splits.append(write_split(place, [write_shard(place / "train-00000.arrow", *sides)]))
-    vocabulary = folder.tokenizer()
     vocabulary.save(out / TOKENIZER_FILE)
     files = [out / VALID_FOLDER / name for name in (VALID_SOURCE_FILE, VALID_TARGET_FILE)]
-    for file, side, tokenizer in zip(files, sides, (vocabulary.source, vocabulary.target), strict=True):
+    for file, side, tokenizer in zip(files, texts, (vocabulary.source, vocabulary.target), strict=True):
         rows = np.split(side.values, side.offsets[1:-1])
         write_file(file, "".join(" ".join(tokenizer.decode(row.tolist()).splitlines()) + "\n" for row in rows))
     train, valid = splits

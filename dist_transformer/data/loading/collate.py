@@ -54,6 +54,7 @@ class Collator:
 
     Args:
         longest: tokens of the longest source and target, if only some of the pairs are built.
+        links: whether micro-batches have the pairs' alignments.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Collator:
         *,
         packs_per_micro_batch: int,
         longest: tuple[int, int] | None = None,
+        links: bool = False,
     ) -> None:
-        self.pairs = pairs
+        self.pairs, self.links = pairs, links
         self.packs_per_micro_batch = packs_per_micro_batch
         # A multiple of 8 gives matrix shapes that are fast.
         tokens = -(-budgets.tokens * packs_per_micro_batch // 8) * 8
@@ -113,10 +115,20 @@ class Collator:
                 strict=True,
             )
         )
+        labels = torch.from_numpy(buffers.labels).unbind()
+        links = self._links(pair_ids, counts, buffers) if self.links else [None] * len(labels)
         return [
-            PackedBatch(source=source, target=target, labels_T=labels_T)
-            for source, target, labels_T in zip(*sides, torch.from_numpy(buffers.labels).unbind(), strict=True)
+            PackedBatch(source=source, target=target, labels_T=labels_T, links_T=links_T)
+            for source, target, labels_T, links_T in zip(*sides, labels, links, strict=True)
         ]
+
+    def _links(self, pair_ids: np.ndarray, counts: np.ndarray, buffers: Buffers) -> Sequence[torch.Tensor]:
+        """Return the links of each micro-batch: those of a shard begin at 1, behind `<s>`."""
+        links, offsets = np.zeros_like(buffers.labels), buffers.offsets[1]
+        starts = offsets + np.arange(0, links.size, links.shape[1])[:, None]
+        is_pair = np.arange(offsets.shape[1]) < counts[:, None]
+        self.pairs.copy_links(pair_ids, links.reshape(-1), starts[is_pair] + 1)
+        return torch.from_numpy(links + IGNORED).unbind()
 
 
 def epoch_steps(plan: Plan, *, packs_per_step: int) -> Iterator[Step]:

@@ -58,6 +58,18 @@ class TrainingData:
         collator = Collator(self.collator.pairs, self.budgets, packs_per_micro_batch=packs)
         return dataclasses.replace(self, collator=collator)
 
+    def with_links(self) -> "TrainingData":
+        """Return the same data with the alignments in its micro-batches.
+
+        Raises:
+            UserError: no folder has any.
+        """
+        if not any(folder.index.aligned for folder in self.folders):
+            raise UserError("guided_attention needs alignments: prepare the data with --alignments, or leave it out")
+        packs = self.collator.packs_per_micro_batch
+        collator = Collator(self.collator.pairs, self.budgets, packs_per_micro_batch=packs, links=True)
+        return dataclasses.replace(self, collator=collator)
+
     @property
     def first(self) -> DataFolder:
         """The folder whose vocabulary the run uses."""

@@ -115,6 +115,10 @@ class Corpora:
         for number, chosen, ids in self._by_split(pair_ids):
             self.splits[number].copy_tokens(ids, source, target, places[:, chosen])
 
+    def copy_links(self, pair_ids: np.ndarray, links: np.ndarray, places: np.ndarray) -> None:
+        for number, chosen, ids in self._by_split(pair_ids):
+            self.splits[number].copy_links(ids, links, places[chosen])
+
     def memory(self, pair_ids: np.ndarray) -> Memory:
         parts = [(number, self.splits[number].memory(ids)) for number, _, ids in self._by_split(pair_ids)]
         return Memory.join([memory for _, memory in parts], [int(self.first_ids[number]) for number, _ in parts])

@@ -21,12 +21,18 @@ from dist_transformer.data.prepare.vocabularies import strengths_of, tokenizer_p
 from dist_transformer.data.prepare.words import id_type, words_of
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
+from dist_transformer.data.text.alignments import link_tokens
 from dist_transformer.data.text.augment import MODIFIERS, Neighbours
 from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
 from dist_transformer.data.text.terms import Terms
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
-from dist_transformer.data.vocabulary.placeholders import encode_marked, shared_placeholders, without_marks
+from dist_transformer.data.vocabulary.placeholders import (
+    encode_marked,
+    placeholders_of,
+    shared_placeholders,
+    without_marks,
+)
 from dist_transformer.data.vocabulary.tokenizer import UNK_ID, Tokenizer, Vocabulary
 
 UNCHANGED = "unchanged"
@@ -106,8 +112,8 @@ def _encode(
         variants, changes = _augmented(
             work, chunk, settings, tokenizer, rows[kept], variants, strengths, neighbours, fronts
         )
-    variants = [(one.prefixed(fronts[0]), other.prefixed(fronts[1])) for one, other in variants]
-    longest = np.max([np.maximum(one.lengths, other.lengths) for one, other in variants], axis=0)
+    finished = _finished(work, chunk, settings, tokenizer, rows[kept], variants, fronts)
+    longest = np.max([np.maximum(one.lengths, other.lengths) for one, other, *_ in finished], axis=0)
     places = np.flatnonzero(longest < settings.max_tokens)
     too_long[np.delete(kept, places)] = True
     keys = pair_keys(*(side.take(places) for side in best))
@@ -121,7 +127,7 @@ def _encode(
     order = pair_hash(keys if settings.drop_repeats else chunk.first + rows[kept[places]], settings.seed, SHUFFLE)
     by_order = np.argsort(order, kind="stable")
     places = places[by_order]
-    columns = [side.take(places) for pair in variants for side in pair]
+    columns = [column.take(places) for lists in finished for column in lists]
     arrays = {str(number): side.to_arrow() for number, side in enumerate(columns)}
     shards.write_batch(chunk.ids(work), {"order": pa.array(order[by_order]), **arrays})
     dropped = (empty, too_long, unlike, in_validation, long_line)
@@ -196,6 +202,30 @@ def _augmented(
         changed.append((one, other))
         changes.append(drawn)
     return changed, np.stack(changes)
+
+
+def _finished(
+    work: Work,
+    chunk: Chunk,
+    settings: PrepareSettings,
+    vocabulary: Vocabulary,
+    rows: np.ndarray,
+    variants: Sequence[tuple[TokenLists, TokenLists]],
+    fronts: tuple[Sequence[int], Sequence[int]],
+) -> list[tuple[TokenLists, ...]]:
+    """Put the tags in front of variants of rows of the chunk; add the links of the target tokens, if there are any."""
+    finished = [(one.prefixed(fronts[0]), other.prefixed(fronts[1])) for one, other in variants]
+    if not settings.is_aligned:
+        return [*finished]
+    sides, of_sources = (vocabulary.source, vocabulary.target), placeholders_of(vocabulary.source)
+    placeholders = {token: of_sources[mark] for mark, token in shared_placeholders(vocabulary).items()}
+    texts, lines = [*zip(*chunk.texts(work, rows), strict=True)], chunk.links(work, rows)
+    found: list[tuple[TokenLists, ...]] = []
+    for variant in finished:
+        ids = zip(*map(TokenLists.to_lists, variant), strict=True)
+        links = [link_tokens(sides, *row, placeholders) for row in zip(texts, lines, ids, strict=True)]
+        found.append((*variant, TokenLists.from_lists(links, np.uint32)))
+    return found
 
 
 def _ids_of(tokenizer: Tokenizer, text: str, strength: float | None, seed: int) -> list[int]:

@@ -20,7 +20,7 @@ from dist_transformer.data.prepare.split_files import split_sources
 from dist_transformer.data.prepare.tasks import TaskRunner
 from dist_transformer.data.prepare.work_dir import Work
 from dist_transformer.data.prepare.worker_pool import Progress
-from dist_transformer.data.text.pairs import Pair, PairSource
+from dist_transformer.data.text.pairs import LineFiles, Pair, PairSource
 from dist_transformer.data.vocabulary.normalization import Normalization, clean, first_folded, folds, is_blank
 
 Report = Callable[[str], None]
@@ -74,6 +74,14 @@ class Chunk:
         source, target = (pc.fill_null(batch.column(side), "").to_pylist() for side in ("src", "tgt"))
         return source, target
 
+    def links(self, work: Work, rows: np.ndarray) -> list[str]:
+        """Return the alignments of the rows, empty for those that have none."""
+        batch = shards.read_batch(self.text(work))
+        if "links" not in batch.schema.names:
+            return [""] * len(rows)
+        found: list[str] = pc.fill_null(batch.column("links").take(pa.array(rows)), "").to_pylist()
+        return found
+
     def sizes(self, work: Work) -> np.ndarray:
         """Return the bytes of text of each row; -1 if a line of the pair was above the limit, so it was not read."""
         batch = shards.read_batch(self.text(work))
@@ -97,23 +105,24 @@ def _read_source(work: Work, source: PairSource, number: int, chunk_pairs: int, 
     sizes = [shards.read_batch(chunk).num_rows for chunk in kept]
     progress(sum(sizes))
     pairs = itertools.islice(source.pairs(), sum(sizes), None)
+    names = ("src", "tgt", "links") if isinstance(source, LineFiles) and source.alignments else ("src", "tgt")
     while batch := _next_chunk(pairs, chunk_pairs):
-        columns = zip(("src", "tgt"), map(list, zip(*batch, strict=True)), strict=True)
-        shards.write_batch(path(len(sizes)), {side: pa.array(column, pa.string()) for side, column in columns})
+        columns = {name: [pair and pair[side] for pair in batch] for side, name in enumerate(names)}
+        shards.write_batch(path(len(sizes)), {name: pa.array(each, pa.string()) for name, each in columns.items()})
         sizes.append(len(batch))
         progress(len(batch))
     return sizes
 
 
-def _next_chunk(pairs: Iterator[Pair | None], most: int) -> list[Pair | tuple[None, None]]:
+def _next_chunk(pairs: Iterator[Pair | None], most: int) -> list[Pair | None]:
     """Take up to `most` pairs, and not many more characters than `CHUNK_CHARACTERS`.
 
-    A pair above the limit of a line is null.
+    A pair above the limit of a line is None.
     """
-    batch: list[Pair | tuple[None, None]] = []
+    batch: list[Pair | None] = []
     characters = 0
     for pair in pairs:
-        batch.append(pair or (None, None))
+        batch.append(pair)
         characters += len(pair[0]) + len(pair[1]) if pair else 0
         if len(batch) >= most or characters >= CHUNK_CHARACTERS:
             break

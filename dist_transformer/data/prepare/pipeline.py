@@ -183,8 +183,9 @@ def _make(runner: TaskRunner, settings: PrepareSettings, report: Report) -> None
         "repeats": repeats,
         "changed": changed,
         "several_sentences": several,
+        "aligned": settings.is_aligned,
     }
-    infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard)
+    infos = write_shards(runner, chunks, kept, tokens, settings.pairs_per_shard, settings.segmentations)
     ranks.lead(lambda: _finish(work, settings, infos, validation, counts, report))
 
 
@@ -287,7 +288,7 @@ def _marks(shard: Path, vocabulary: Vocabulary) -> LanguageMarks:
 
     They are entries of the sources: text on the wrong side is encoded with these.
     """
-    source, target = shards.read_shard(shard)
+    source, target, *_ = shards.read_shard(shard)
     if vocabulary.sizes[1]:
         rows = target.take(np.arange(min(_MARKED_PAIRS, len(target.lengths))))
         ids = [part.tolist() for part in np.split(rows.values, rows.offsets[1:-1])]

@@ -10,7 +10,7 @@ from dist_transformer.base.paths import require_usable
 from dist_transformer.config.schema import FLAT, FlagRules, require, setting
 from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.text.augment import parse_rates
-from dist_transformer.data.text.pairs import JsonlFile, PairSource, TsvFile, expand, line_files
+from dist_transformer.data.text.pairs import JsonlFile, LineFiles, PairSource, TsvFile, expand, line_files
 from dist_transformer.data.text.tables import HubDataset, ParquetFile
 from dist_transformer.data.text.tmx import TmxFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
@@ -22,6 +22,8 @@ from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 PREPARE_RULES = FlagRules(
     needs={
         "--tsv-columns": "--tsv",
+        "--alignments": "--src",
+        "--toy-alignments": "--toy",
         "--src-field --tgt-field": "--jsonl --parquet",
         "--dataset-config --dataset-revision --dataset-split --dataset-valid-split --streaming": "--dataset",
         "--vocabulary --vocab-sample-pairs --byte-fallback --character-coverage": (
@@ -35,7 +37,7 @@ PREPARE_RULES = FlagRules(
 )
 """When flags have an effect."""
 
-_FILES = ("src", "tgt", "tsv", "jsonl", "tmx", "parquet", "valid_src", "valid_tgt")
+_FILES = ("src", "tgt", "alignments", "tsv", "jsonl", "tmx", "parquet", "valid_src", "valid_tgt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class TextSettings:
     """Source text, one sentence per line."""
     tgt: tuple[Path, ...] = ()
     """Translations, line by line."""
+    alignments: tuple[Path, ...] = ()
+    """Words of --src and --tgt that translate each other, line by line as 0-0 1-2, for train --guided-attention."""
     tsv: tuple[Path, ...] = ()
     """Files of tab-separated columns, no quoting, the same number in each row."""
     tsv_columns: tuple[int, int] = (0, 1)
@@ -89,6 +93,8 @@ class TextSettings:
     """Read --dataset as it arrives, without a local copy."""
     toy: int | None = None
     """This many pairs of built-in synthetic English-German text."""
+    toy_alignments: bool = False
+    """Use the alignments of the words of --toy, too."""
     valid_src: tuple[Path, ...] = ()
     """Source text of the validation; default: hold out pairs."""
     valid_tgt: tuple[Path, ...] = ()
@@ -116,7 +122,7 @@ class TextSettings:
         source_column, target_column = self.tsv_columns
         fields: dict[str, Any] = {"source_field": self.src_field or "", "target_field": self.tgt_field or ""}
         train: list[PairSource] = [
-            *line_files(self.src, self.tgt),
+            *line_files(self.src, self.tgt, self.alignments),
             *(TsvFile(path=path, source_column=source_column, target_column=target_column) for path in self.tsv),
             *(JsonlFile(path=path, **fields) for path in self.jsonl),
             *(ParquetFile(path=path, **fields) for path in self.parquet),
@@ -145,7 +151,8 @@ class TextSettings:
             )
             sources.append(hub)
         if self.toy is not None:
-            train += line_files([toy / "train.en"], [toy / "train.de"])
+            links = [toy / "train.links"] if self.toy_alignments else []
+            train += line_files([toy / "train.en"], [toy / "train.de"], links)
             valid += line_files([toy / "valid.en"], [toy / "valid.de"])
         return train, valid
 
@@ -304,9 +311,15 @@ class PrepareSettings:
         if self.text.toy is None:
             return self
         held_out = max(1, min(1_000, self.text.toy // 10))
-        text = make_toy_corpus(train_pairs=self.text.toy, valid_pairs=held_out, test_pairs=held_out, seed=self.seed)
+        sizes = {"train_pairs": self.text.toy, "valid_pairs": held_out, "test_pairs": held_out}
+        text = make_toy_corpus(**sizes, seed=self.seed, links=self.text.toy_alignments)
         write_toy_corpus(folder, text)
         return replace(self, keep_text=folder)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether some text has alignments."""
+        return any(isinstance(source, LineFiles) and source.alignments for source in self.training_sources)
 
     @property
     def rates(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ _SOURCE, _TARGET, _ROW = 101, 102, 103
 
 
 def write_shards(
-    runner: TaskRunner, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int
+    runner: TaskRunner, chunks: Sequence[Chunk], pairs: int, tokens: int, pairs_per_shard: int, segmentations: int
 ) -> list[list[ShardInfo]]:
     """Write all training shards to the work folder; return the infos of each one's segmentations, none without pairs.
 
@@ -46,13 +46,16 @@ def write_shards(
     at_once = max(1, min(_TOKENS_AT_ONCE * count // max(1, tokens), count // _LEAST_TASKS))
     paths = [chunk.ids(runner.work) for chunk in chunks]
     parts = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
-    tasks = {f"shards-{part.start:07}": functools.partial(_write, runner.work, paths, part, count) for part in parts}
+    tasks = {
+        f"shards-{part.start:07}": functools.partial(_write, runner.work, paths, part, count, segmentations)
+        for part in parts
+    }
     written = runner.results("write", tasks, unit="shard", sizes=[len(part) for part in parts])
     return [[ShardInfo(**info) for info in shard] for shard in itertools.chain.from_iterable(written)]
 
 
 def _write(
-    work: Work, paths: Sequence[Path], part: range, count: int, progress: Progress
+    work: Work, paths: Sequence[Path], part: range, count: int, segmentations: int, progress: Progress
 ) -> list[list[dict[str, Any]]]:
     """Write neighbouring shards, in every segmentation; return their infos, none without pairs.
 
@@ -70,10 +73,11 @@ def _write(
     inner = np.searchsorted(order[by_hash], np.array(edges[1:-1], dtype=np.uint64))
     written: list[list[dict[str, Any]]] = []
     for shard, rows in zip(part, np.split(by_hash, inner), strict=True):
-        sides = [column.take(rows) for column in columns] if len(rows) else []
+        lists = [column.take(rows) for column in columns] if len(rows) else []
+        size = len(lists) // segmentations
         infos = [
-            shards.write_shard(shard_path(work, shard, number), *both)
-            for number, both in enumerate(zip(sides[::2], sides[1::2], strict=True))
+            shards.write_shard(shard_path(work, shard, start // size), *lists[start : start + size])
+            for start in range(0, len(lists), size or 1)
         ]
         written.append(list(map(dataclasses.asdict, infos)))
         progress(1)

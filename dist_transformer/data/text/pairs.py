@@ -3,14 +3,15 @@
 import glob
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
 from dist_transformer.config.plain import parse_json
+from dist_transformer.data.text.alignments import parse_links
 from dist_transformer.data.text.lines import LONGEST_LINE, Span, read_lines, read_short_lines, too_long
 
 Pair = tuple[str, str]
@@ -55,7 +56,9 @@ class LineFiles:
     source: Path
     target: Path
     spans: tuple[Span, ...] = ()
-    """The lines to read of each of the two files; empty: all."""
+    """The lines to read of each of the files; empty: all."""
+    alignments: Path | None = None
+    """File of the alignments of their words, which are then a third text of each pair."""
 
     @property
     def name(self) -> str:
@@ -66,16 +69,28 @@ class LineFiles:
         return language_of(self.source), language_of(self.target)
 
     def files(self) -> list[Path]:
-        return [self.source, self.target]
+        return [self.source, self.target, *([] if self.alignments is None else [self.alignments])]
 
     def pairs(self) -> Iterator[Pair | None]:
-        sources, targets = map(read_short_lines, self.files(), self.spans or (None, None))
-        for number, (source, target) in enumerate(itertools.zip_longest(sources, targets, fillvalue=_ENDED)):
-            if source is _ENDED or target is _ENDED:
-                source_lines = number + _count(source, sources)
-                target_lines = number + _count(target, targets)
-                raise unequal_lines(self.source, source_lines, self.target, target_lines)
-            yield (source, target) if isinstance(source, str) and isinstance(target, str) else None
+        files = self.files()
+        readers = [*map(read_short_lines, files, self.spans or (None,) * len(files))]
+        before = self.spans[-1].first if self.spans else 0
+        for number, lines in enumerate(itertools.zip_longest(*readers, fillvalue=_ENDED)):
+            if _ENDED in lines:
+                counts = [number + _count(line, rest) for line, rest in zip(lines, readers, strict=True)]
+                other = next(side for side, count in enumerate(counts) if count != counts[0])
+                raise unequal_lines(files[0], counts[0], files[other], counts[other])
+            texts = [line for line in lines if isinstance(line, str)]
+            if len(texts) == len(files) > 2:
+                self._check_alignment(texts, before + number + 1)
+            yield cast(Pair, tuple(texts)) if len(texts) == len(files) else None
+
+    def _check_alignment(self, texts: Sequence[str], number: int) -> None:
+        source, target, line = texts
+        try:
+            parse_links(line, source, target)
+        except ValueError as error:
+            raise UserError(f"{self.alignments} line {number:,} {error}") from None
 
     def whole_pairs(self) -> Iterator[Pair]:
         """Yield all pairs, for callers that may not leave one out.
@@ -264,8 +279,8 @@ def expand(paths: Iterable[Path], flag: str) -> list[Path]:
     return files
 
 
-def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFiles]:
-    """Pair the i-th source file with the i-th target file."""
+def line_files(sources: Iterable[Path], targets: Iterable[Path], alignments: Sequence[Path] = ()) -> list[LineFiles]:
+    """Pair the i-th source file with the i-th target file, and with the i-th file of alignments, if there are any."""
     sources, targets = list(sources), list(targets)
     if len(sources) != len(targets):
         raise UserError(
@@ -276,7 +291,15 @@ def line_files(sources: Iterable[Path], targets: Iterable[Path]) -> list[LineFil
         if source == target:
             raise UserError(f"{source} is both source and target: pass the file of the other language for one of them")
     _refuse_crossed(sources, targets)
-    return [LineFiles(source=source, target=target) for source, target in zip(sources, targets, strict=True)]
+    if alignments and len(alignments) != len(sources):
+        raise UserError(
+            f"there are {len(alignments)} files of alignments ({listed(alignments)}) and {len(sources)} source files "
+            f"({listed(sources)}): pass one for each source file, in the same order"
+        )
+    return [
+        LineFiles(source=source, target=target, alignments=links)
+        for source, target, links in zip(sources, targets, alignments or (None,) * len(sources), strict=True)
+    ]
 
 
 def _refuse_crossed(sources: list[Path], targets: list[Path]) -> None:

@@ -5,9 +5,11 @@ number and case of articles and adjectives, questions, verb-second and verb-fina
 German perfect with haben or sein for the English past. The words are in `toy_lexicon.py`.
 """
 
+import itertools
 import random
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +35,11 @@ ENDINGLESS = {("nominative", "der"), ("nominative", "das"), ("accusative", "das"
 # Where an adjective after an article with an ending has -e; it has -en in all other cases.
 WEAK_E = {*ENDINGLESS, ("nominative", "die"), ("accusative", "die")}
 
+# Words of both languages that share a mark, a character of Unicode's private area, translate each other. Each clause
+# has marks of its own.
+_MARK = re.compile("[\ue000-\uefff]")
+_OF_TEMPLATE, _OF_CLAUSES = "\ue000", range(0xE100, 0xF000, 0x100)
+
 Order = Literal["second", "first", "question", "final"]
 """Position of the German finite verb. A question has it first, and the auxiliary first in English."""
 
@@ -56,6 +63,8 @@ class ToyCorpus:
     train: list[Pair]
     valid: list[Pair]
     test: list[Pair]
+    links: dict[Pair, str]
+    """Words of each pair that translate each other, as Pharaoh pairs `0-0 1-2`; empty if they are not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +82,16 @@ class Clause:
     time: Pair = NOTHING
     opening: Pair = NOTHING
     """A time before a main clause, so that the German subject comes after the verb."""
+    marks: Pair = NOTHING
+    """Marks of the English auxiliary and verb."""
+
+    def marked(self, first: int) -> "Clause":
+        """Return the clause with marks on all words, numbered from `first`."""
+        subject, time, opening, *phrases = map(
+            _marked_phrase, (self.subject, self.time, self.opening, *self.phrases), itertools.count(first + 16, 16)
+        )
+        marks = (chr(first), chr(first + 1))
+        return replace(self, subject=subject, time=time, opening=opening, phrases=tuple(phrases), marks=marks)
 
 
 def noun_phrase(
@@ -100,8 +119,31 @@ def _join(words: Iterable[str]) -> str:
     return " ".join(filter(None, words))
 
 
-def _english_clause(clause: Clause, order: Order) -> str:
+def _marked(text: str, marks: str) -> str:
+    return " ".join(word + marks for word in text.split())
+
+
+def _marked_phrase(pair: Pair, first: int) -> Pair:
+    """Mark words from the last one on; the first of the shorter text is for all that are left of the longer one."""
+    words = [text.split() for text in pair]
+    most = min(map(len, words)) - 1
+    english, german = (
+        " ".join(word + chr(first + min(len(side) - 1 - i, most)) for i, word in enumerate(side)) for side in words
+    )
+    return english, german
+
+
+def _verb_marks(clause: Clause, order: Order) -> Pair:
+    """Return the marks of the German finite verb and of what closes the clause."""
+    of_auxiliary, of_verb = clause.marks
     auxiliary, verb = _english_verb(clause, asked=order == "question")
+    # In "does he invite", both words are "lädt".
+    also = of_verb if auxiliary and verb and clause.tense == "present" else ""
+    return (of_auxiliary if auxiliary else of_verb) + also, of_verb
+
+
+def _english_clause(clause: Clause, order: Order) -> str:
+    auxiliary, verb = map(_marked, _english_verb(clause, asked=order == "question"), clause.marks)
     subject = clause.subject[0]
     beginning = [auxiliary, subject] if order == "question" else [clause.opening[0], subject, auxiliary]
     return _join([*beginning, verb, *(english for english, _ in clause.phrases), clause.time[0]])
@@ -122,7 +164,7 @@ def _english_verb(clause: Clause, *, asked: bool) -> Pair:
 
 
 def _german_clause(clause: Clause, order: Order) -> str:
-    finite, closing = _german_verb(clause)
+    finite, closing = map(_marked, _german_verb(clause), _verb_marks(clause, order))
     subject, opening = clause.subject[1], clause.opening[1]
     middle = [clause.time[1], *(german for _, german in clause.phrases)]
     if order == "final":
@@ -148,19 +190,38 @@ def _german_verb(clause: Clause) -> Pair:
 
 def render(form: str, *clauses: Clause) -> Pair:
     """Return the sentence of one of `FORMS` in both languages."""
-    english, german, orders = FORMS[form]
+    return _rendered(FORMS[form], clauses)
+
+
+def _rendered(form: tuple[str, str, tuple[Order, ...]], clauses: Iterable[Clause]) -> Pair:
+    english, german, orders = form
     english = english.format(*map(_english_clause, clauses, orders))
     german = german.format(*map(_german_clause, clauses, orders))
     return english[0].upper() + english[1:], german[0].upper() + german[1:]
 
 
+def link(form: str, *clauses: Clause) -> str:
+    """Return which words of the sentences of `render` translate each other, as Pharaoh pairs."""
+    *templates, orders = FORMS[form]
+    one, other = (re.sub("([a-z]+)", rf"\1{_OF_TEMPLATE}", template) for template in templates)
+    marked = [clause.marked(first) for clause, first in zip(clauses, _OF_CLAUSES, strict=False)]
+    sentences = _rendered((one, other, orders), marked)
+    english, german = ([{*_MARK.findall(word)} for word in text.split()] for text in sentences)
+    return " ".join(f"{i}-{j}" for i, one in enumerate(english) for j, other in enumerate(german) if one & other)
+
+
 def draw_pair(rng: random.Random) -> Pair:
-    """Draw a random sentence: half have two clauses."""
+    form, clauses = draw_sentence(rng)
+    return render(form, *clauses)
+
+
+def draw_sentence(rng: random.Random) -> tuple[str, list[Clause]]:
+    """Draw a random sentence, for `render`: half have two clauses."""
     form = rng.choice(("statement", "statement", *FORMS))
     orders = FORMS[form][2]
     main = _draw_clause(rng, NOT_PAST if form == "if" else TENSES, orders[0], reports=form == "that")
     others = [_draw_clause(rng, ("present",) if form == "if" else TENSES, order) for order in orders[1:]]
-    return render(form, main, *others)
+    return form, [main, *others]
 
 
 def _draw_clause(rng: random.Random, tenses: tuple[str, ...], order: Order, *, reports: bool = False) -> Clause:
@@ -187,21 +248,36 @@ def _draw_noun_phrase(rng: random.Random, kinds: str, case: Case) -> tuple[Pair,
     return noun_phrase(determiner, adjective, noun, plural=plural, case=case), 2 if plural else 1
 
 
-def make_toy_corpus(*, train_pairs: int, valid_pairs: int = 500, test_pairs: int = 500, seed: int = 1) -> ToyCorpus:
-    """Make three splits from the seed alone; test and validation do not change when `train_pairs` grows."""
+def make_toy_corpus(
+    *, train_pairs: int, valid_pairs: int = 500, test_pairs: int = 500, seed: int = 1, links: bool = False
+) -> ToyCorpus:
+    """Make three splits from the seed alone; test and validation do not change when `train_pairs` grows.
+
+    Args:
+        links: also return the alignments of the words.
+    """
     held_out = test_pairs + valid_pairs
     rng = random.Random(seed)
     english_of: dict[str, str] = {}
+    linked: dict[Pair, str] = {}
     while len(english_of) < held_out + train_pairs:
-        english, german = draw_pair(rng)
+        form, clauses = draw_sentence(rng)
+        english, german = render(form, *clauses)
         english_of[german] = english
+        if links:
+            linked[english, german] = link(form, *clauses)
     pairs = [(english, german) for german, english in english_of.items()]
-    return ToyCorpus(train=pairs[held_out:], valid=pairs[test_pairs:held_out], test=pairs[:test_pairs])
+    return ToyCorpus(train=pairs[held_out:], valid=pairs[test_pairs:held_out], test=pairs[:test_pairs], links=linked)
 
 
 def write_toy_corpus(folder: Path, corpus: ToyCorpus) -> None:
-    """Write `train.en`, `train.de`, `valid.en` … `test.de`: UTF-8, one sentence per line."""
+    """Write `train.en`, `train.de`, `valid.en` … `test.de`, and `train.links` … if there are alignments.
+
+    They are UTF-8, with one sentence per line.
+    """
     make_folder(folder)
     for split, pairs in (("train", corpus.train), ("valid", corpus.valid), ("test", corpus.test)):
         for language, side in (("en", 0), ("de", 1)):
             write_file(folder / f"{split}.{language}", "".join(pair[side] + "\n" for pair in pairs))
+        if corpus.links:
+            write_file(folder / f"{split}.links", "".join(corpus.links[pair] + "\n" for pair in pairs))

@@ -5,6 +5,8 @@ tsv     NUMBER, RANK, SCORE and TEXT separated by tabs, one line per translation
 jsonl   {"line": NUMBER, "translations": [{"text": TEXT, "score": SCORE}, ...]}, one line per input line; a translation
         that was cut at the maximum length has also "cut": true
 
+With alignments, each translation also has its Pharaoh pairs, in a further field, or as "alignment" in JSON.
+
 Numbers count input lines, and ranks a line's translations, from 0.
 """
 
@@ -43,19 +45,31 @@ class OutputFormat:
                 return f"{translation.text}\n"
             case "jsonl":
                 found = [
-                    {"text": one.text, "score": round(one.score, 6), **({"cut": True} if one.is_cut else {})}
+                    {
+                        "text": one.text,
+                        "score": round(one.score, 6),
+                        **({"cut": True} if one.is_cut else {}),
+                        **({"alignment": one.alignment.words} if one.alignment else {}),
+                    }
                     for one in translation.hypotheses
                 ]
                 return json.dumps({"line": number, "translations": found}, ensure_ascii=False) + "\n"
             case "tsv":
                 return "".join(_tsv(number, rank, one) for rank, one in enumerate(translation.hypotheses))
             case _:
-                return "".join(f"{number} ||| {one.text} ||| {one.score:.6f}\n" for one in translation.hypotheses)
+                return "".join(
+                    f"{number} ||| {one.text} ||| {one.score:.6f}{_words(' ||| ', one)}\n"
+                    for one in translation.hypotheses
+                )
 
 
 def _tsv(number: int, rank: int, one: "ScoredText") -> str:
     text = one.text.replace("\t", " ")
-    return f"{number}\t{rank}\t{one.score:.6f}\t{text}\n"
+    return f"{number}\t{rank}\t{one.score:.6f}\t{text}{_words(chr(9), one)}\n"
+
+
+def _words(separator: str, one: "ScoredText") -> str:
+    return "" if one.alignment is None else separator + one.alignment.words
 
 
 BLANK = "<BLANK>"

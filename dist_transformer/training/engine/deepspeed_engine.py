@@ -174,7 +174,7 @@ class Engine:
 
     def _compute(self, batch: PackedBatch, factor: float | torch.Tensor) -> LossSums:
         settings = self.config.optimizer
-        sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha)
+        sums = self.ds(batch, settings.label_smoothing, settings.rdrop_alpha, self.config.guided_attention)
         self.last_forward = self.mark()
         self.ds.backward(sums.loss * factor)
         return sums._replace(loss=sums.loss.detach())

@@ -151,7 +151,8 @@ def record(work: Callable[[], Any]) -> Callable[[], Any]:
 
 def _tensors(batch: PackedBatch) -> list[torch.Tensor]:
     sides = (batch.source, batch.target)
-    return [*(x for side in sides for x in (side.tokens_T, side.positions_T, side.offsets_N)), batch.labels_T]
+    tensors = [*(x for side in sides for x in (side.tokens_T, side.positions_T, side.offsets_N)), batch.labels_T]
+    return tensors if batch.links_T is None else [*tensors, batch.links_T]
 
 
 def _limits(batch: PackedBatch) -> tuple[int, int]:
@@ -165,7 +166,8 @@ def _trial(like: PackedBatch, seed: int, vocabulary: int) -> PackedBatch:
     source, target = (_trial_side(side, rng, count, vocabulary) for side in sides)
     labels = np.full(len(target.tokens_T), IGNORED)
     labels[: target.lengths.sum()] = rng.integers(4, vocabulary, target.lengths.sum())
-    return PackedBatch(source=source, target=target, labels_T=torch.from_numpy(labels))
+    links_T = None if like.links_T is None else torch.from_numpy(np.where(labels == IGNORED, IGNORED, 0))
+    return PackedBatch(source=source, target=target, labels_T=torch.from_numpy(labels), links_T=links_T)
 
 
 def _trial_side(side: PackedTokens, rng: np.random.Generator, count: int, vocabulary: int) -> PackedTokens:

@@ -290,3 +290,31 @@ def test_without_a_compiler_numpy_builds_the_same(split: Split, monkeypatch: pyt
     wanted = sentences(collator.build(packs_of(pack(2, 0))))
     monkeypatch.setattr(collate, "compiled_loops", lambda: None)
     assert sentences(collator.build(packs_of(pack(2, 0)))) == wanted
+
+
+def test_links_are_beside_the_tokens_that_have_read_them(tmp_path: Path) -> None:
+    """By hand, in any order of the packs; a folder without alignments has none."""
+    links = [[[position % 3 for position, _ in enumerate(row)] for row in TARGETS], None]
+    splits = []
+    for number, rows in enumerate(links):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        columns = [SOURCES, TARGETS, *([] if rows is None else [rows])]
+        lists = (TokenLists.from_lists(column, np.uint16) for column in columns)
+        splits.append(Split(folder, write_split(folder, [write_shard(folder / "0.arrow", *lists)])))
+    both, ids = Corpora(splits), [2, 3, 0, 1, 4]
+    budgets = Budgets(max_sentences=8, max_source_tokens=64, max_target_tokens=64)
+    collator = Collator(both, budgets, packs_per_micro_batch=1, links=True)
+    sizes = both.sizes(np.array(ids)).sum(axis=1).tolist()
+    batch = collator.build(packs_of(Pack(pair_ids=np.array(ids), source_tokens=sizes[0], target_tokens=sizes[1])))
+    assert batch.links_T is not None
+    found = [
+        batch.links_T[start:][:length].tolist()
+        for start, length in zip(batch.target.offsets_N, batch.target.lengths, strict=False)
+    ]
+    wanted = [
+        [IGNORED, *(each - 1 for each in links[0][i])] if i < 3 else [IGNORED] * (1 + len(TARGETS[i - 3])) for i in ids
+    ]
+    assert found == wanted
+    assert (batch.links_T[sum(map(len, wanted)) :] == IGNORED).all()
+    assert Collator(both, budgets, packs_per_micro_batch=1).build(packs_of(pack(0))).links_T is None

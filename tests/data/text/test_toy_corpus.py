@@ -11,6 +11,7 @@ from dist_transformer.data.text.toy_corpus import (
     Case,
     Clause,
     draw_pair,
+    link,
     make_toy_corpus,
     noun_phrase,
     render,
@@ -196,3 +197,29 @@ def test_files_hold_one_sentence_a_line(tmp_path: Path) -> None:
             for language in ("en", "de")
         )
         assert list(zip(english, german, strict=True)) == pairs
+
+
+def test_links_by_hand() -> None:
+    """One clause after the other: "does he invite" is "lädt er … ein", and "invited" is "hat … eingeladen"."""
+    asked = clause("he", "invite", phrase("the old guest", "accusative"))
+    assert render("question", asked) == ("Does he invite the old guest?", "Lädt er den alten Gast ein?")
+    assert link("question", asked) == "0-0 1-1 2-0 2-5 3-2 4-3 5-4"
+    past = clause("she", "invite", phrase("the guest", "accusative"), tense="past", opening=YESTERDAY)
+    later = clause("I", "look for", phrase("a cat", "accusative"), IN_THE_GARDEN, tense="must")
+    english, german = render("because", past, later)
+    pairs = (map(int, pair.split("-")) for pair in link("because", past, later).split())
+    found = {(english.split()[i], german.split()[j]) for i, j in pairs}
+    assert found == {
+        *(("Yesterday", "Gestern"), ("she", "sie"), ("invited", "hat"), ("invited", "eingeladen,")),
+        *(("the", "den"), ("guest", "Gast"), ("because", "weil"), ("I", "ich"), ("must", "muss.")),
+        *(("look", "suchen"), ("for", "suchen"), ("a", "eine"), ("cat", "Katze")),
+        *(("in", "im"), ("the", "im"), ("garden.", "Garten")),
+    }
+
+
+def test_links_are_written_if_asked_for(tmp_path: Path) -> None:
+    corpus = make_toy_corpus(train_pairs=20, valid_pairs=2, test_pairs=2, links=True)
+    plain = make_toy_corpus(train_pairs=20, valid_pairs=2, test_pairs=2)
+    assert (plain.train, plain.links) == (corpus.train, {})
+    write_toy_corpus(tmp_path, corpus)
+    assert (tmp_path / "train.links").read_text().splitlines() == [corpus.links[pair] for pair in corpus.train]

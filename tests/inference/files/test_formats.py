@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
+from dist_transformer.inference.aligned.alignment import Alignment
 from dist_transformer.inference.files import formats
-from dist_transformer.inference.files.formats import BLANK, OutputFormat, add_noise
+from dist_transformer.inference.files.formats import BLANK, Format, OutputFormat, add_noise
 from dist_transformer.inference.translator import ScoredText, Translation
 
 EMPTY = Translation(hypotheses=(ScoredText(text="", score=0.0, tokens=()),))
@@ -35,6 +36,26 @@ def test_lines_of_each_format(nbest: str | None, two: str, blank: str) -> None:
     output = OutputFormat(nbest=nbest)
     assert output.text_of(7, TWO) == two
     assert output.text_of(7, EMPTY) == blank
+
+
+@pytest.mark.parametrize(
+    ("nbest", "expected"),
+    [
+        ("moses", "7 ||| a b ||| -1.000000 ||| 0-1 2-0\n7 ||| c ||| -2.000000 ||| \n"),
+        ("tsv", "7\t0\t-1.000000\ta b\t0-1 2-0\n7\t1\t-2.000000\tc\t\n"),
+        (
+            "jsonl",
+            '{"line": 7, "translations": [{"text": "a b", "score": -1.0, "alignment": "0-1 2-0"}, '
+            '{"text": "c", "score": -2.0, "alignment": ""}]}\n',
+        ),
+    ],
+)
+def test_alignments_in_each_format(nbest: Format, expected: str) -> None:
+    found = [
+        ScoredText(text=text, score=score, tokens=(), alignment=Alignment((), words, True))
+        for text, score, words in (("a b", -1.0, "0-1 2-0"), ("c", -2.0, ""))
+    ]
+    assert OutputFormat(nbest=nbest).text_of(7, Translation(hypotheses=tuple(found))) == expected
 
 
 def test_noise_goes_by_seed_and_line() -> None:
