@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from dist_transformer.data.text.alignments import Span
 from dist_transformer.data.text.terms import TOKEN
-from dist_transformer.inference.aligned.alignment import Link, Span
+from dist_transformer.inference.aligned.alignment import Link
 from dist_transformer.inference.splitting import join_hypotheses
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ class _Placement:
                 first, stop = self._run(self.spans[number], parent)
                 places[number], places[partner] = (0, first), (1, stop - 1)
                 if first == stop:
-                    side, word = places[number] = places[partner] = self._beside(tag, parent, places)
+                    places[number] = places[partner] = self._beside(tag, parent, places)
+                    word = places[number][1]
                     if tag.place < self.tags[partner].place and self.owners[word] == parent:
                         # Nothing is linked to its words, but a reader needs something to see or to click.
                         first, stop = word, word + 1
