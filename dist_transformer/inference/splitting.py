@@ -5,13 +5,10 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dist_transformer.data.text.sentences import UNSPACED_CHARACTER, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from dist_transformer.inference.translator import ScoredText
 
 _JOINERS = "\u200c\u200d"
 _VISIBLE = re.compile(r"\S")
@@ -49,8 +46,12 @@ def join_texts(texts: Sequence[str]) -> str:
     return "".join(joined)
 
 
-def join_hypotheses(parts: "Sequence[tuple[ScoredText, ...]]") -> "tuple[ScoredText, ...]":
-    """Join the best hypotheses of all parts, the second best, and so on, as many as every part has."""
+def join_hypotheses(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Join the best hypotheses of all parts, the second best, and so on, as many as every part has.
+
+    Args:
+        parts: `ScoredText` of `translator.py`, which imports this module.
+    """
     if len(parts) == 1:
         return parts[0]
     return tuple(

@@ -5,6 +5,7 @@ of their gradients are written out, so that autograd does not work them out for 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch.nn.attention import varlen
 
 from dist_transformer.model import attention, packed_attention, transformer
-from dist_transformer.model.packed import PackedBatch
+from dist_transformer.model.packed import IGNORED, PackedBatch
 from dist_transformer.model.transformer import Transformer
 from tests.model.small_batches import gradients, make_batch, make_model, make_pairs
 
@@ -93,11 +94,18 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def batch_of(seed: int) -> PackedBatch:
     """Make a batch as the collator does: two tails of different lengths, whose dummies have no partner."""
     lengths = np.random.default_rng(seed).integers(0, CAP, (6, 2)).tolist()
-    return make_batch(make_pairs(lengths, 60, seed), cap=CAP, size=80)
+    batch = make_batch(make_pairs(lengths, 60, seed), cap=CAP, size=80)
+    # Every second token is linked to the first or last token of its source.
+    links = np.full(len(batch.labels_T), IGNORED)
+    places = np.repeat(batch.source.lengths - 1, batch.target.lengths)
+    links[: len(places)] = np.where(
+        np.arange(len(places)) % 2, np.where(np.arange(len(places)) % 4 == 1, places, 0), -1
+    )
+    return replace(batch, links_T=torch.from_numpy(links))
 
 
 def loss_and_gradients(model: Transformer, batch: PackedBatch, alpha: float) -> tuple[float, dict[str, torch.Tensor]]:
-    loss = model(batch, 0.1, alpha).loss
+    loss = model(batch, 0.1, alpha, 0.5).loss
     return loss.item(), gradients(model, loss)
 
 
@@ -146,8 +154,8 @@ def test_loss_and_gradients_are_those_of_groups(
         # In evaluation shapes change, and nothing is compiled.
         model.eval()(make_batch(make_pairs([(3, 4)], 60), cap=CAP), 0.1)
         counters = torch._dynamo.utils.counters
-        # One of the encoder's layers, and one of the decoder's; the loss has its own.
-        assert counters["stats"]["unique_graphs"] == 3
+        # One of the encoder's layers, one of the decoder's, and one of the guided layer; the loss has its own.
+        assert counters["stats"]["unique_graphs"] == 4
         assert not counters["graph_break"]
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from dist_transformer.config.presets import PRESETS
 from dist_transformer.config.settings import ModelConfig
+from dist_transformer.model.attention import AttentionLayout
 from dist_transformer.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from dist_transformer.model.loss import LossSums
 from dist_transformer.model.packed import IGNORED
@@ -383,3 +384,14 @@ def test_guided_attention_adds_the_loss_of_links(alpha: float, kernel: str, monk
     expected = gradients(model, alone.loss + 0.05 * loss)
     for name, gradient in gradients(model, guided.loss).items():
         assert (gradient - expected[name]).norm() < 1e-4 * expected[name].norm(), name
+
+
+def test_guided_weights_are_not_dropped() -> None:
+    """A link that is dropped would have no weight, and its loss no bound."""
+    attention = make_model(attention_dropout=0.9).guided_attention
+    layout = AttentionLayout(BATCH.target, BATCH.source, causal=False, kernel="groups")
+    x_TD, memory_SD = (torch.randn(len(side.tokens_T), SMALL.width) for side in (BATCH.target, BATCH.source))
+    links_T = torch.where(BATCH.labels_T == IGNORED, IGNORED, 0)
+    (mixed, loss), (other, same) = (attention.train(mode)(x_TD, memory_SD, layout, links_T) for mode in (True, False))
+    assert not torch.equal(mixed, other)
+    assert loss == same

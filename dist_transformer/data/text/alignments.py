@@ -123,7 +123,7 @@ def _places(own: str, text: str) -> list[Span | None]:
     """Find the part of `text` that each character of `own` corresponds to."""
     ours, theirs = _folded(own), _folded(text)
     one, other = ("".join(character for character, _ in side) for side in (ours, theirs))
-    blocks = [("equal", 0, len(one), 0, len(other))]
+    blocks: Sequence[tuple[str, int, int, int, int]] = [("equal", 0, len(one), 0, len(other))]
     if one != other:
         blocks = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
     found: list[Span | None] = [None] * len(own)

@@ -11,7 +11,7 @@ token of the source to which the decoder attends most, in the cross-attention of
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,9 +22,6 @@ from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
 from dist_transformer.inference.scoring import IdPair, make_batches
 from dist_transformer.model.transformer import Transformer
-
-if TYPE_CHECKING:
-    from dist_transformer.inference.translator import ScoredText, Sources, Translation, Translator
 
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 
@@ -54,16 +51,24 @@ class Alignment:
 
 
 def add_alignments(
-    translator: "Translator",
+    translator: Any,
     lines: Sequence[str],
-    sources: "Sources",
-    decoded: "dict[int, tuple[ScoredText, ...]]",
-    translations: "Sequence[Translation]",
-) -> "list[Translation]":
+    sources: Any,
+    decoded: Mapping[int, Sequence[Any]],
+    translations: Sequence[Any],
+) -> list[Any]:
     """Align every hypothesis of the translations of lines.
 
+    Types are those of `translator.py`, which imports this module.
+
     Args:
-        decoded: hypotheses of each source.
+        translator: the `Translator`.
+        sources: `Sources` of the lines.
+        decoded: `ScoredText` of each source, best first.
+        translations: `Translation` of each line.
+
+    Returns:
+        these translations with alignments.
     """
     model, front = translator.model, len(translator.tag_ids)
     keys = [(i, rank) for i, found in decoded.items() for rank in range(len(found))]

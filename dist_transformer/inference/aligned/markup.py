@@ -10,15 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dist_transformer.data.text.alignments import Span
 from dist_transformer.data.text.terms import TOKEN
 from dist_transformer.inference.aligned.alignment import Link
 from dist_transformer.inference.splitting import join_hypotheses
-
-if TYPE_CHECKING:
-    from dist_transformer.inference.translator import Translation
 
 # As a browser reads it: what never ends takes the rest. Nothing is read twice, so hostile text takes no longer.
 _ATTRIBUTES = r"""(?:[^>=]|=\s*+(?:"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z)|[^\s>]*+))*+(?:>|\Z)"""
@@ -260,13 +257,15 @@ def _has_word(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-def translate_documents(
-    documents: Sequence[str], translate: "Callable[[list[str]], list[Translation]]"
-) -> "list[Translation]":
-    """Translate the text of documents, each with one hypothesis.
+def translate_documents(documents: Sequence[str], translate: Callable[[list[str]], list[Any]]) -> list[Any]:
+    """Translate the text of documents.
 
     Args:
-        translate: translates lines, with alignments.
+        translate: returns a `Translation` of each line, with alignments; its type is in `translator.py`, which imports
+            this module.
+
+    Returns:
+        a `Translation` of each document, with one hypothesis.
     """
     parsed = [[*parse(document)] for document in documents]
     segments = [part for parts in parsed for part in parts if isinstance(part, Segment)]
@@ -274,7 +273,7 @@ def translate_documents(
     found = translate(["", *(segment.text for segment in segments)])
     nothing, following, results = found[0], iter(found[1:]), []
     for parts in parsed:
-        own, text = list["Translation"](), ""
+        own, text = list[Any](), ""
         for part in parts:
             if isinstance(part, Segment):
                 own.append(next(following))

