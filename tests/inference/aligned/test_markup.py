@@ -12,8 +12,10 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, TERM_TAGS, encode_all
+from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.aligned.alignment import Alignment, Link
+from dist_transformer.inference.aligned.alignment import Alignment, Link, align
 from dist_transformer.inference.aligned.markup import Segment, parse, translate_documents
 from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
@@ -172,6 +174,21 @@ def test_hostile_markup_takes_no_time(kind: str) -> None:
     assert time.process_time() - started < 1
 
 
+def a_model(tokenizer: Tokenizer) -> Transformer:
+    shape = {"width": 8, "heads": 2, "ffn_width": 8, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 64}
+    return Transformer(ModelConfig(**shape, vocab_size=tokenizer.vocab_size))  # type: ignore[arg-type]
+
+
+def test_a_copied_term_is_linked_to_its_source_term() -> None:
+    before, after = TERM_MARKS
+    tokenizer = learn_byte_bpe(["the dog Hund"] * 5, vocab_size=300, tags=TERM_TAGS)
+    (source,) = encode_all(tokenizer, [f"the dog {before} Hund {after}"])
+    target = tokenizer.encode("Hund")
+    found = align(a_model(tokenizer), tokenizer, ("the dog", "Hund"), (source, target), [len(source) - 2] * len(target))
+    assert {link[:2] for link in found.links} == {(4, 7)}
+    assert found.words == "1-0"
+
+
 def test_documents_on_their_way_through_a_translator(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["See the house, and the dog."]
     tokenizer = learn_byte_bpe(texts * 5, vocab_size=300)
@@ -180,9 +197,7 @@ def test_documents_on_their_way_through_a_translator(monkeypatch: pytest.MonkeyP
         return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
 
     monkeypatch.setattr(module, "beam_search", echo)
-    shape = {"width": 8, "heads": 2, "ffn_width": 8, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 64}
-    model = Transformer(ModelConfig(**shape, vocab_size=tokenizer.vocab_size))  # type: ignore[arg-type]
-    translator = Translator(model, tokenizer, torch.device("cpu"), Decoding(markup="html"))
+    translator = Translator(a_model(tokenizer), tokenizer, torch.device("cpu"), Decoding(markup="html"))
     lines = ["<p>See <b>the</b> house.</p>", "<p> &nbsp; </p>", "", "<b>the dog</b>"]
     found = [one.text for one in translator.translate(lines)]
     assert [re.sub("</?b>", "", text) for text in found] == [re.sub("</?b>", "", line) for line in lines]
