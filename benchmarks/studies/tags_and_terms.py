@@ -3,10 +3,10 @@
 tools/tags_and_terms.py --train en de --terms FOLDER
 tools/tags_and_terms.py --train en de --terms FOLDER --test en de --model MODEL --terms-model MODEL --json FILE
 
-The first form writes the terms: the words of the training text that are each other's best by the Dice coefficient, of
-at least four letters, with a coefficient of 0.25 or more, in fewer than 2,000 pairs. A quarter, drawn by a checksum, is
-`unseen.tsv`, and the rest `known.tsv`; `prepare --augment terms:0.25 --terms known.tsv --segmentations 4
---segmented-side none` makes the data of the terms' model.
+The first form writes the terms: words of the first 20,000 training pairs that are each other's best by the Dice
+coefficient, with at least four letters and a coefficient of 0.25, in 3 pairs together and in fewer than 2,000. A
+quarter, drawn by a checksum, is `unseen.tsv`, and the rest `known.tsv`; `prepare --augment terms:0.25 --terms
+known.tsv --segmentations 4 --segmented-side none` makes the data of the terms' model.
 
 Tags: in each of the first 500 test lines, <b class="x"> is put around one to three words, drawn by --seed, and in half
 of the lines <i> around the first of several. Counted are lines whose translation has the same tags, balanced for
@@ -17,6 +17,7 @@ Terms: counted are those of a file that are in the source and whose target term 
 ones in the translations with and without --terms.
 """
 
+import itertools
 import re
 import time
 import zlib
@@ -41,7 +42,8 @@ from dist_transformer.inference.trained_model import TrainedModel
 _WORD = re.compile(r"\w+")
 _LINES = 500
 _KINDS = ("known", "unseen")
-_LEAST_DICE, _LEAST_LETTERS, _MOST_PAIRS = 0.25, 4, 2_000
+# Pairs that are read; least coefficient and letters of a term, and least and most pairs that have it.
+_PAIRS, _LEAST_DICE, _LEAST_LETTERS, _LEAST_PAIRS, _MOST_PAIRS = 20_000, 0.25, 4, 3, 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,14 +104,18 @@ _SHOWN = {"wanted": "", "without": "", "with": "", "bleu_without": ":.1f", "bleu
 def write_terms(folder: Path, sources: Sequence[str], targets: Sequence[str]) -> None:
     together, counts = Counter[tuple[str, str]](), (Counter[str](), Counter[str]())
     spelled: dict[str, Counter[str]] = {}
-    for pair in zip(sources, targets, strict=True):
+    for pair in itertools.islice(zip(sources, targets, strict=True), _PAIRS):
         one, other = ({*_WORD.findall(text.lower())} for text in pair)
         counts[0].update(one)
         counts[1].update(other)
         together.update((word, translation) for word in one for translation in other)
         for word in _WORD.findall(pair[1]):
             spelled.setdefault(word.lower(), Counter())[word] += 1
-    dice = {pair: 2 * count / (counts[0][pair[0]] + counts[1][pair[1]]) for pair, count in together.items()}
+    dice = {
+        pair: 2 * count / (counts[0][pair[0]] + counts[1][pair[1]])
+        for pair, count in together.items()
+        if count >= _LEAST_PAIRS
+    }
     best: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for one, other in sorted(dice, key=lambda pair: (dice[pair], pair)):
         best[0][one], best[1][other] = other, one
