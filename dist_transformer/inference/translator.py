@@ -187,8 +187,8 @@ class Translator:
                 "terms needs a model that was trained on them: prepare its text with --augment terms:0.1 --terms FILE, "
                 "or leave it out"
             )
-        # Of the hypotheses of a beam, those come first that leave out the fewest spans.
-        self._keeps_spans = bool(self.placeholders) and not settings.samples
+        # Of the hypotheses of a beam, those come first that leave out the fewest spans and terms.
+        self._keeps_spans = (bool(self.placeholders) or self._terms is not None) and not settings.samples
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.products = products or Products(in_int8=model.in_int8)
@@ -391,11 +391,18 @@ class Translator:
         found = beam_search(self.model, ids, slots=batch.slots, **how)
         if not self._keeps_spans:
             return found
-        wanted = [{*source} & {*self.placeholders.values()} for source in ids]
+        lines = [line for line, parts in zip(sources.lines, sources.places, strict=True) for _ in parts]
         return [
-            sorted(hypotheses, key=lambda one: len(marks - {*one.tokens}))[: self.settings.results]
-            for hypotheses, marks in zip(found, wanted, strict=True)
+            sorted(hypotheses, key=functools.partial(self._left_out, {*source}, lines[i].terms))[
+                : self.settings.results
+            ]
+            for hypotheses, source, i in zip(found, ids, batch.places, strict=True)
         ]
+
+    def _left_out(self, source: set[int], terms: Sequence[str], one: Hypothesis) -> int:
+        """Count the spans that a hypothesis leaves out, and less the terms that it has."""
+        spans = (source & {*self.placeholders.values()}) - {*one.tokens}
+        return len(spans) - (count_terms(terms, self._text_of(one.tokens)) if terms else 0)
 
     def _begun(self, prefix: Prefix | None) -> Prefix | None:
         """Put the target's tags in front of a prefix."""

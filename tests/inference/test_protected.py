@@ -75,6 +75,22 @@ def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
     assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
 
 
+def test_the_best_hypothesis_that_has_most_terms_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_terms = learn_byte_bpe(TEXTS, vocab_size=300, tags=TERM_TAGS)
+    (tmp_path / "terms").write_text("dog\tHund\nhouse\tHaus\n")
+
+    def search(_, sources, *, settings, **how):  # type: ignore[no-untyped-def]
+        texts = ["Tier", "Ein Hund", "Hund, Haus", "Haus, Hund"][: settings.results]
+        scored = [
+            Hypothesis(tokens=with_terms.encode(text), score=-i, log_probability=-1.0) for i, text in enumerate(texts)
+        ]
+        return [scored for _ in sources]
+
+    monkeypatch.setattr(module, "beam_search", search)
+    found = translator_of(with_terms, terms=tmp_path / "terms").translate(["dog. house", "dog", "See"])
+    assert [one.text for one in found] == ["Hund, Haus", "Ein Hund", "Tier"]
+
+
 def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[str]()
 
