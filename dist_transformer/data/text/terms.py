@@ -60,9 +60,8 @@ class Terms:
                 words = tuple(token[0] for token in tokens[place:stop])
                 found = self._targets.get(words) or self._targets.get(tuple(map(str.lower, words)), [])
                 if fitting := [one for one in found if target is None or _count(one, target)]:
-                    before, after = TERM_MARKS
-                    text += f"{source[end : tokens[stop - 1].end()]} {before} {fitting[0]} {after}"
-                    end, last = tokens[stop - 1].end(), stop - 1
+                    begin, end, last = end, tokens[stop - 1].end(), stop - 1
+                    text += f"{source[begin:end]} {TERM_MARKS[0]} {fitting[0]} {TERM_MARKS[1]}"
                     chosen.append(fitting[0])
                     break
             place = last + 1

@@ -15,8 +15,8 @@ MOST_PLACEHOLDERS = 32
 """Noncharacters from U+FDD0 to U+FDEF."""
 _FIRST_MARK = 0xFDD0
 _TAG = re.compile(r"<ph([1-9][0-9]*)>")
-TERM_TAGS, TERM_MARKS = ("<term>", "<term-end>"), "\ufffe\uffff"
-_MARK = re.compile(f"([\ufdd0-\ufdef{TERM_MARKS}])")
+TERM_TAGS, TERM_MARKS = ("<term>", "<term-end>"), ("\ufffe", "\uffff")
+_MARK = re.compile("([\ufdd0-\ufdef\ufffe\uffff])")
 
 
 def placeholder_tags(count: int) -> tuple[str, ...]:

@@ -9,7 +9,17 @@ from dist_transformer.data.text.terms import Terms, count_terms
 from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 
 BEFORE, AFTER = TERM_MARKS
-TERMS = Terms([("dog", "Hund"), ("dog", "Köter"), ("hot dog", "Wurst"), ("IT", "EDV"), ("狗", "Hund"), ("C++", "C++")])
+TERMS = Terms(
+    [
+        ("dog", "Hund"),
+        ("dog", "Köter"),
+        ("hot dog", "Wurst"),
+        ("hot", "heiß"),
+        ("IT", "EDV"),
+        ("狗", "Hund"),
+        ("C++", "C++"),
+    ]
+)
 
 
 def with_terms(text: str) -> str:
