@@ -30,7 +30,7 @@ from dist_transformer.runtime.distributed import (
 
 # Lines that are held in memory, and from which batches are formed.
 _LINES_AT_ONCE = 10_000
-_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 IdPair = tuple[list[int], list[int]]
 
@@ -125,7 +125,7 @@ def read_targets(
     Args:
         read: computes the numbers, shape (T,), from logits, shape (T, V), and the target ids, shape (T,).
     """
-    limit = _BATCH_TOKENS[device.type] if batch_tokens is None else batch_tokens
+    limit = BATCH_TOKENS[device.type] if batch_tokens is None else batch_tokens
     if limit < 1:
         raise UserError(f"batch_tokens is {limit}: it must be above 0")
     model.to(device)

@@ -172,11 +172,10 @@ class TrainedModel:
         Raises:
             UserError: `score` would raise it.
         """
-        src, tgt = _equally_many(src, tgt)
-        pairs = encode_pairs(self.tokenizer, src, tgt, self.info.direction.tags)
+        (src, tgt), tags = _equally_many(src, tgt), self.info.direction.tags
+        pairs = encode_pairs(self.tokenizer, src, tgt, tags)
         refuse_long(self.model, pairs, first_line=1)
-        front = len(self.tokenizer.fronts(self.info.direction.tags)[0])
-        linked = link_tokens(self.model, pairs, front=front)
+        linked = link_tokens(self.model, pairs, front=len(self.tokenizer.fronts(tags)[0]))
         return [
             align(self.model, self.tokenizer, *each)
             for each in zip(zip(src, tgt, strict=True), pairs, linked, strict=True)

@@ -10,6 +10,7 @@ and computed with plain matrix products. All paths give the same numbers up to r
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -21,7 +22,8 @@ from dist_transformer.config.registry import ATTENTIONS
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.model import cpu_kernels, packed_attention, products
 from dist_transformer.model.dropout import dropout
-from dist_transformer.model.packed import IGNORED, PackedTokens
+from dist_transformer.model.loss import loss_of_links
+from dist_transformer.model.packed import PackedTokens
 from dist_transformer.model.products import FusedLinear, Linear
 
 # Each sentence of a group has at least this share of the group's longest length. A pack of 4,096 tokens of mixed text
@@ -34,8 +36,6 @@ _KEY_MULTIPLE = 16
 # Tokens of the longest sentence that our own GPU kernel takes. It was measured up to 192 tokens, where it takes a third
 # of FlashAttention's time. Its work grows with the square of the length, and its small tiles then become a drawback.
 _SHORT = 512
-# Weights of links count as no less than this, so that their logarithm is finite.
-_LEAST_WEIGHT = 1e-30
 
 
 class _MoveRows(torch.autograd.Function):
@@ -277,26 +277,11 @@ class MultiHeadAttention(nn.Module):
             q_THK = self._heads(products.linear(x_TD, weights[0], biases[0])).squeeze(-3)
             kv_S2HK = self._heads(products.linear(memory_SD, weights[1], biases[1]))
         mixed_TD = self.output(self._attend(q_THK, kv_S2HK, layout, self.dropout).flatten(-2))
-        return mixed_TD if links_T is None else (mixed_TD, self._loss_of_links(q_THK, kv_S2HK, layout, links_T))
-
-    def _loss_of_links(
-        self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout, links_T: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the sum of -log(weight) of the links in the first head (Garg et al. 2019), fp32, shape ().
-
-        The weights are the output of attention whose values are the positions of the keys, one-hot. As many heads as
-        hold all positions have the queries and keys of the first one, so all kernels can compute it.
-        """
-        heads = -(-layout.max_keys // self.head_width)
-        positions_X = torch.arange(heads * self.head_width, device=links_T.device)
-        is_key_SX = (layout.key_positions_S.unsqueeze(1) == positions_X).to(kv_S2HK.dtype)
-        k_SHK = kv_S2HK[:, 0, :1].expand(-1, heads, -1)
-        kv_S2HK = torch.stack([k_SHK, is_key_SX.unflatten(1, (heads, -1))], dim=1)
-        q_THK = q_THK[:, :1].expand(-1, heads, -1).contiguous()
+        if links_T is None:
+            return mixed_TD
         # Without dropout: a link that is dropped would have no weight at all.
-        weights_TX = self._attend(q_THK, kv_S2HK, layout, 0.0).flatten(-2).float()
-        picked_T = weights_TX.gather(1, links_T.clamp(min=0).unsqueeze(1)).squeeze(1)
-        return -torch.where(links_T != IGNORED, picked_T.clamp(min=_LEAST_WEIGHT).log(), 0).sum()
+        attend = partial(self._attend, layout=layout, p=0.0)
+        return mixed_TD, loss_of_links(attend, q_THK, kv_S2HK, layout.key_positions_S, links_T, longest=layout.max_keys)
 
     def _attend(self, q_THK: torch.Tensor, kv_S2HK: torch.Tensor, layout: AttentionLayout, p: float) -> torch.Tensor:
         """Attend by the kernel of the layout, with weights that are dropped with probability `p`; shape (T, H, K)."""

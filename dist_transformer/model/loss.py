@@ -38,6 +38,8 @@ _SOFTMAX_ELEMENTS = {"cpu": 2**18, "cuda": 2**27}
 _SUMMED_ELEMENTS = {"cpu": 2**17, "cuda": 2**62}
 # Rows of logits begin at multiples of this number of elements, because GPU kernels read 16 bytes at a time if aligned.
 _ROW_MULTIPLE = {"cpu": 1, "cuda": 64}
+# Weights of links count as no less than this, so that their logarithm is finite.
+_LEAST_WEIGHT = 1e-30
 
 
 class LossSums(NamedTuple):
@@ -272,3 +274,33 @@ def rdrop_cross_entropy(
     pair_labels_T = torch.stack((labels_T, labels_T), dim=1).flatten()
     sums = smoothed_cross_entropy(pairs_TD, weight_VD, pair_labels_T, label_smoothing, alpha, compiled=compiled)
     return LossSums(sums.loss / 2, sums.nll / 2, (labels_T != IGNORED).sum())
+
+
+def loss_of_links(
+    attend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    q_THK: torch.Tensor,
+    kv_S2HK: torch.Tensor,
+    positions_S: torch.Tensor,
+    links_T: torch.Tensor,
+    *,
+    longest: int,
+) -> torch.Tensor:
+    """Return the sum of -log(weight) of the links in the first head (Garg et al. 2019), fp32, shape ().
+
+    The weights are the output of attention whose values are the positions of the keys, one-hot. As many heads as hold
+    all positions have the queries and keys of the first one, so all kernels of attention can compute it.
+
+    Args:
+        attend: attends from queries to keys with values.
+        positions_S: positions of the keys in their sentences.
+        links_T: position of the key that each query is linked to, or `IGNORED`.
+        longest: most keys of a sentence.
+    """
+    width = q_THK.shape[-1]
+    heads = -(-longest // width)
+    is_key_SX = (positions_S.unsqueeze(1) == torch.arange(heads * width, device=links_T.device)).to(kv_S2HK.dtype)
+    k_SHK = kv_S2HK[:, 0, :1].expand(-1, heads, -1)
+    kv_S2HK = torch.stack([k_SHK, is_key_SX.unflatten(1, (heads, width))], dim=1)
+    weights_TX = attend(q_THK[:, :1].expand(-1, heads, -1).contiguous(), kv_S2HK).flatten(-2).float()
+    picked_T = weights_TX.gather(1, links_T.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return -torch.where(links_T != IGNORED, picked_T.clamp(min=_LEAST_WEIGHT).log(), 0).sum()

@@ -23,8 +23,8 @@ def test_alignments_go_from_the_text_to_translations(tmp_path: Path) -> None:
         )
         losses.append(run.records("train")[0]["loss"])
         api.average(run_dir=run.path, last=1, out=tmp_path / f"model{weight}")
-    # At first the weights of about ten tokens are equal.
-    assert 0.5 < losses[1] - losses[0] < 1.5
+    # At first the weights of about forty tokens are equal.
+    assert 1.5 < losses[1] - losses[0] < 2.5
     model = dist_transformer.load(tmp_path / "model0.5")
     assert model.info.guided
     with warnings.catch_warnings():

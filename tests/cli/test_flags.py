@@ -249,7 +249,7 @@ def test_a_setting_without_effect_is_refused_in_a_file_too(tmp_path: Path, call:
     [
         (TranslateSettings, "batch_tokens", decoding.BATCH_TOKENS),
         (TranslateSettings, "chunk_lines", translate._CHUNK_LINES),
-        (ScoreSettings, "batch_tokens", scoring._BATCH_TOKENS),
+        (ScoreSettings, "batch_tokens", scoring.BATCH_TOKENS),
     ],
 )
 def test_help_has_the_defaults_of_each_device(kind: type, name: str, numbers: dict[str, int]) -> None:

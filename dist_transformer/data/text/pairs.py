@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.base.paths import require_usable
@@ -75,22 +75,19 @@ class LineFiles:
         files = self.files()
         readers = [*map(read_short_lines, files, self.spans or (None,) * len(files))]
         before = self.spans[-1].first if self.spans else 0
+        lines: Any
         for number, lines in enumerate(itertools.zip_longest(*readers, fillvalue=_ENDED)):
             if _ENDED in lines:
                 counts = [number + _count(line, rest) for line, rest in zip(lines, readers, strict=True)]
                 other = next(side for side, count in enumerate(counts) if count != counts[0])
                 raise unequal_lines(files[0], counts[0], files[other], counts[other])
-            texts = [line for line in lines if isinstance(line, str)]
-            if len(texts) == len(files) > 2:
-                self._check_alignment(texts, before + number + 1)
-            yield cast(Pair, tuple(texts)) if len(texts) == len(files) else None
-
-    def _check_alignment(self, texts: Sequence[str], number: int) -> None:
-        source, target, line = texts
-        try:
-            parse_links(line, source, target)
-        except ValueError as error:
-            raise UserError(f"{self.alignments} line {number:,} {error}") from None
+            try:
+                # None: a line above the limit.
+                if self.alignments is not None and None not in lines:
+                    parse_links(lines[2], *lines[:2])
+            except ValueError as error:
+                raise UserError(f"{self.alignments} line {before + number + 1:,} {error}") from None
+            yield None if None in lines else lines
 
     def whole_pairs(self) -> Iterator[Pair]:
         """Yield all pairs, for callers that may not leave one out.

@@ -1,1 +1,1 @@
-"""What became what in a translation: alignments, and what is made from them."""
+"""Alignments of translations, and what is made from them."""

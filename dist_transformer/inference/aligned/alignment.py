@@ -20,10 +20,8 @@ from dist_transformer.data.vocabulary.placeholders import term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
-from dist_transformer.inference.scoring import IdPair, make_batches
+from dist_transformer.inference.scoring import BATCH_TOKENS, IdPair, make_batches
 from dist_transformer.model.transformer import Transformer
-
-_BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 
 class Link(NamedTuple):
@@ -110,8 +108,9 @@ def align(
         sources = [*itertools.accumulate(sources, lambda last, span: span if span[0] < span[1] else last)]
     found = (Link(*sources[place], *span) for place, span in zip(linked, targets, strict=True))
     links = tuple(each for each in found if each[0] < each[1] and each[2] < each[3])
-    of_texts = (words_of(text, [link[start:][:2] for link in links]) for text, start in zip(texts, (0, 2), strict=True))
-    words = {(i, j) for i, j in zip(*of_texts, strict=True) if i is not None and j is not None}
+    ones = words_of(texts[0], [(link.source_start, link.source_end) for link in links])
+    others = words_of(texts[1], [(link.target_start, link.target_end) for link in links])
+    words = {(i, j) for i, j in zip(ones, others, strict=True) if i is not None and j is not None}
     is_guided = all(each.is_guided for each in _models(model))
     return Alignment(links, " ".join(f"{i}-{j}" for i, j in sorted(words)), is_guided)
 
@@ -127,7 +126,7 @@ def link_tokens(
         front: tags in front of each source, to which no token is linked.
     """
     found: list[list[int]] = [[]] * len(pairs)
-    for places in make_batches(pairs, batch_tokens or _BATCH_TOKENS[model.device.type]):
+    for places in make_batches(pairs, batch_tokens or BATCH_TOKENS[model.device.type]):
         source = pack_sentences([[*pairs[i][0], EOS_ID] for i in places], model.device)
         target = pack_sentences([[BOS_ID, *pairs[i][1]] for i in places], model.device)
         sums: list[Any] = [0] * len(places)

@@ -293,7 +293,7 @@ def test_without_a_compiler_numpy_builds_the_same(split: Split, monkeypatch: pyt
 
 
 def test_links_are_beside_the_tokens_that_have_read_them(tmp_path: Path) -> None:
-    """By hand, in any order of the packs; a folder without alignments has none."""
+    """Compare with links by hand, in any order of the pairs; a folder without alignments has none."""
     links = [[[position % 3 for position, _ in enumerate(row)] for row in TARGETS], None]
     splits = []
     for number, rows in enumerate(links):

@@ -51,7 +51,8 @@ def test_tokens_of_linked_words_by_hand() -> None:
     assert link("2-0 0-1") == [4, 0, 1, 2]
     # Both words of the source: the first and the last of three tokens, in their order.
     assert link("1-1 0-1") == [0, 0, 1, 3]
-    # The middle one of three.
+    # The first one of two, and the middle one of three.
+    assert link("0-0") == [1, 0, 0, 0]
     assert link("1-0 0-0") == [2, 0, 0, 0]
     assert link("") == [0, 0, 0, 0]
 

@@ -19,9 +19,9 @@ from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import Ensemble
 from dist_transformer.inference.translator import Translation, Translator, count_notes
 from dist_transformer.model.transformer import Transformer
-from tests.inference.test_attention_maps import make_model
+from tests.model.small_batches import make_model, make_pairs
 
-PAIRS = [([4, 7, 19, 4, 11, 6], [9, 12, 5]), ([4, 8], [13, 6, 17, 5, 5]), ([4, 9, 10, 11], [])]
+PAIRS = make_pairs([(9, 8), (9, 9), (2, 5), (7, 12), (4, 0)])
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -31,7 +31,7 @@ def test_a_token_is_linked_where_its_step_attends(guided: bool, batch_tokens: in
 
     The step that has read the token if it is guided, otherwise the step that predicts it.
     """
-    model = make_model()
+    model = make_model(decoder_layers=3).eval()
     model.is_guided = guided
     wanted = []
     for source, target in PAIRS:
@@ -43,7 +43,7 @@ def test_a_token_is_linked_where_its_step_attends(guided: bool, batch_tokens: in
 
 
 def test_an_ensemble_adds_what_its_models_attend_to() -> None:
-    models = [make_model(), make_model(heads=4)]
+    models = [make_model(1).eval(), make_model(2, heads=4).eval()]
     models[1].is_guided = True
     source, target = PAIRS[0]
     first, second = (attention_maps(model, source, target, "cross")["cross"][1] for model in models)
