@@ -112,6 +112,11 @@ def test_damaged_markup_loses_nothing(document: str, output: str) -> None:
     assert rendered(document) == output
 
 
+@pytest.mark.parametrize("code", ["<!-- <b>", "<b x='>", "<script> <b>", "<i translate=no> <b>"])
+def test_what_never_ends_takes_the_rest(code: str) -> None:
+    assert [part.text for part in parse(f"a {code} dog") if isinstance(part, Segment)] == ["a"]
+
+
 class Balance(HTMLParser):
     """Python's own parser, which checks that elements do not cross."""
 
