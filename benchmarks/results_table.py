@@ -59,6 +59,8 @@ TABLES: dict[str, tuple[str, ...]] = {
         *("training", "BLEU", "in capitals", "in capitals, `--recase auto`", "with errors"),
         *("spans that come once, %", "of these beside a neighbour, %"),
     ),
+    "tags": ("lines", "with the same tags, balanced", "with a translation of a tagged word", "of these in the tags"),
+    "terms": ("terms", "in source and reference", "come out without `--terms`", "with", "BLEU without", "with"),
     "optimizers": ("text, network", "peak, warm-up", "steps to BLEU 20", "25", "CPU seconds to 20", "25", "test BLEU"),
     "null_gpu": (
         *("ZeRO stage", "launches", "before", "waits for the device", "before", "collectives", "before"),

@@ -233,7 +233,7 @@ def test_every_command_runs_in_the_order_of_the_pages(tmp_path: Path) -> None:
         "MULTI30K": str(multi30k),
     }
     typed = [line for line in commands() if line.split()[0] not in ("make", "source", "tensorboard", "pip", "export")]
-    assert len(typed) == 67
+    assert len(typed) == 73
     for line in typed:
         done = subprocess.run(
             ["bash", "-c", in_small(line, hub)],

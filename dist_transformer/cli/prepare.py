@@ -83,5 +83,5 @@ def parse_arguments() -> PrepareSettings:
     sources = (*settings.training_sources, *settings.validation_sources)
     tokenizers = (settings.tokenizer, settings.source_tokenizer, settings.target_tokenizer)
     files = (file for source in sources for file in source.files())
-    claim_folder(settings.out, "--out", (*files, settings.text.dataset, *tokenizers))
+    claim_folder(settings.out, "--out", (*files, settings.text.dataset, settings.terms, *tokenizers))
     return settings

@@ -59,7 +59,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dist_transformer.base.errors import UserError, caution, say
-from dist_transformer.base.files import leaving_at_sigterm
+from dist_transformer.base.files import leaving_at_sigterm, sha256_of
 from dist_transformer.config.command_line import Page, parse
 from dist_transformer.config.plain import to_plain
 from dist_transformer.config.schema import FLAT, FlagRules, require_positive, settings_of, values_of
@@ -100,6 +100,7 @@ _RULES = FlagRules(
     conflicts={
         **RULES.conflicts,
         ("--noise", "--sample --mbr --nbest"): "because noise is for the best translation of a search",
+        ("--markup", "--prefix --closest-to --noise"): "which are for text without tags",
         ("--prefix", "--noise"): "which changes its words",
         ("--closest-to", "--nbest --sample --noise --mbr"): "because it chooses one of the hypotheses of a beam",
     },
@@ -180,7 +181,7 @@ def resumable(world: World) -> Iterator[None]:
 
 def check_files(settings: TranslateSettings) -> None:
     """Check what one rank can check alone: places, the model's description, and that the texts can be read."""
-    texts = [*settings.beside.values(), *expand(settings.input, "--input")]
+    texts = [*settings.beside.values(), *filter(None, [settings.decoding.terms]), *expand(settings.input, "--input")]
     if settings.output is not None:
         beside = [parts_of(settings.output)]
         claim_file(settings.output, "--output", (*settings.model, *texts), beside=beside)
@@ -236,6 +237,7 @@ def translate_files(settings: TranslateSettings, output: Path, device: "torch.de
         "chunk_lines": lines_at_once or _CHUNK_LINES[device.type],
         "prefix": settings.prefix is not None,
         "closest_to": settings.closest_to is not None,
+        "terms": settings.decoding.terms and sha256_of(settings.decoding.terms),
     }
     job = CorpusJob(
         models=settings.model,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from dist_transformer.config.schema import (
@@ -71,6 +72,9 @@ class Search:
     """Place of protected spans that the model leaves out: the end, or none."""
     recase: Literal["no", "auto"] = "no"
     """Translate a line in capitals in the usual case, and put its translation in capitals."""
+    terms: Path | None = None
+    """File with a source term, a tab and its target term per line: the translations of lines that have the former
+    should have the latter."""
     batch_tokens: int | None = None
     """Padded source tokens of a batch times beam; default: 16384 on a CPU, 65536 on a GPU."""
 
@@ -120,6 +124,9 @@ class Decoding(SearchOrMbr):
     """Give this number of translations per line with their scores, best first; default: the best, as plain text."""
     alignment: bool = False
     """Write which words of a line became which words of its translation, as pairs such as 0-0 1-2."""
+    markup: Literal["html"] | None = None
+    """Translate the text between tags, and set the tags around the words that belong to theirs; default: tags are
+    text."""
     sample: bool = False
     """Draw each token from the model, instead of a search."""
     distinct: bool = False
@@ -169,6 +176,7 @@ RULES = FlagRules(
         ("--beam --length-penalty --no-repeat-ngram-size --repetition-penalty", "--mbr"): (
             "which draws samples without a search"
         ),
+        ("--markup", "--nbest --alignment --sample --mbr"): "which are for text without tags",
         ("--sample", "--mbr"): "which draws samples of its own",
     },
 )

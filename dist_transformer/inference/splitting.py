@@ -4,6 +4,8 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from dist_transformer.data.text.sentences import UNSPACED_CHARACTER, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
@@ -42,6 +44,26 @@ def join_texts(texts: Sequence[str]) -> str:
         unspaced = UNSPACED_CHARACTER.match(before[-1]) or UNSPACED_CHARACTER.match(after[0])
         joined += ["" if unspaced else " ", after]
     return "".join(joined)
+
+
+def join_hypotheses(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Join the best hypotheses of all parts, the second best, and so on, as many as every part has.
+
+    Args:
+        parts: `ScoredText` of `translator.py`, which imports this module.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(
+        replace(
+            alike[0],
+            text=join_texts([one.text for one in alike]),
+            score=sum(one.score for one in alike) / len(alike),
+            tokens=tuple(token for one in alike for token in one.tokens),
+            is_cut=any(one.is_cut for one in alike),
+        )
+        for alike in zip(*parts, strict=False)
+    )
 
 
 def _cut(text: str, tokenizer: Tokenizer, limit: int) -> Iterator[str]:

@@ -83,6 +83,8 @@ class TrainedModel:
                 `split_over`: lines of several sentences with more tokens are split at the ends of the sentences, and a
                 warning counts them. By default all, if the model was trained on less than 2% of such lines, otherwise
                 those with more than any source in the training; `"no"`: only lines that are too long for the model.
+                `markup`: `"html"`: set tags around the words that belong to theirs; each line is a document, and so is
+                a str. `terms`: file with a source term, a tab and its target term per line.
                 `alignment`: with `nbest`, align the words of a line and its translations (`ScoredText.alignment`).
                 `sample`, `top_k`, `top_p`, `epsilon`, `temperature`, `distinct`, `seed`: see `sample`. `mbr`,
                 `utility`: see `mbr`.
@@ -141,7 +143,11 @@ class TrainedModel:
         decoding = read_keywords(Decoding, settings, method, also=("prefixes",)).build(Decoding, rules=RULES)
         translator = Translator(self.model, self.tokenizer, self.device, decoding, self.info, products=self._products)
         begun = None if prefixes is None else _as_lines("prefixes", prefixes, split=True)
-        translations = translator.translate(_as_lines("lines", lines, split=True), prefixes=begun)
+        if decoding.markup is None:
+            texts = _as_lines("lines", lines, split=True)
+        else:
+            texts = [lines] if isinstance(lines, str) else list(lines)
+        translations = translator.translate(texts, prefixes=begun)
         for note in noted(count_notes(translations)):
             # Of the line that called the method.
             warnings.warn(note, stacklevel=3)

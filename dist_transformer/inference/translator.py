@@ -13,9 +13,11 @@ from dist_transformer.base.errors import UserError
 from dist_transformer.base.messages import as_kind
 from dist_transformer.data.text.protect import ProtectedLine
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
-from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders
+from dist_transformer.data.text.terms import Terms, count_terms
+from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders, term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.aligned.alignment import Alignment, add_alignments
+from dist_transformer.inference.aligned.markup import translate_documents
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import BATCH_TOKENS, Decoding
@@ -24,7 +26,7 @@ from dist_transformer.inference.mbr import choose
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling import sample_several
 from dist_transformer.inference.scoring import not_finite
-from dist_transformer.inference.splitting import join_texts, split_text
+from dist_transformer.inference.splitting import join_hypotheses, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
@@ -72,6 +74,10 @@ class Translation:
     """Tokens that the longest output has more than its source."""
     missing_spans: int = 0
     """Protected spans that the model left out of the best hypothesis."""
+    terms: int = 0
+    """Terms that the translation should have."""
+    terms_kept: int = 0
+    """Terms of these that the best hypothesis has."""
 
     @property
     def text(self) -> str:
@@ -99,14 +105,23 @@ class Translation:
             )
 
 
+_TERMS, _TERMS_KEPT = "terms", "terms that came out"
+
+
 def count_notes(translations: Iterable[Translation]) -> Counter[str]:
-    """Count the lines of each note."""
-    return Counter(note for translation in translations for note in translation.notes)
+    """Count the lines of each note, and the terms."""
+    notes = Counter[str]()
+    for one in translations:
+        notes.update(one.notes)
+        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.terms_kept})
+    return notes
 
 
 def noted(notes: Counter[str]) -> list[str]:
-    """Write one sentence for each note."""
-    return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in sorted(notes.items())]
+    """Write one sentence for each note; the last one counts the terms, unless there are none."""
+    lines = {note: count for note, count in sorted(notes.items()) if note not in (_TERMS, _TERMS_KEPT)}
+    terms = [f"{notes[_TERMS_KEPT]:,} of {notes[_TERMS]:,} terms are in the translations"] * bool(notes[_TERMS])
+    return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in lines.items()] + terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +181,14 @@ class Translator:
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
                 "--augment copy:0.2, or leave it out"
             )
-        # Of the hypotheses of a beam, those come first that leave out the fewest spans.
-        self._keeps_spans = bool(self.placeholders) and not settings.samples
+        self._terms = None if settings.terms is None else Terms.read(settings.terms)
+        if self._terms is not None and not term_marks_of(tokenizer.source):
+            raise UserError(
+                "terms needs a model that was trained on them: prepare its text with --augment terms:0.1 --terms FILE, "
+                "or leave it out"
+            )
+        # Of the hypotheses of a beam, those come first that leave out the fewest spans and terms.
+        self._keeps_spans = (bool(self.placeholders) or self._terms is not None) and not settings.samples
         model.to(device)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.products = products or Products(in_int8=model.in_int8)
@@ -196,10 +217,23 @@ class Translator:
             UserError: there are more or fewer prefixes than lines; or a prefix has characters that the vocabulary
                 lacks, or is too long for the model, or belongs to a line that is blank or too long.
         """
+        if self.settings.markup is None:
+            return self._translate(lines, first, prefixes, align=self.settings.alignment)
+        if prefixes is not None:
+            raise UserError("prefixes are for text without markup: leave one of them out")
+        return self.translate_markup(lines)
+
+    def translate_markup(self, documents: Sequence[str]) -> list[Translation]:
+        """Translate documents with HTML tags, which may have several lines; each gets one hypothesis."""
+        return translate_documents(documents, lambda texts: self._translate(texts, 0, None, align=True))
+
+    def _translate(
+        self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None, *, align: bool
+    ) -> list[Translation]:
         sources = self._sources(lines, first, prefixes)
         decoded = self._decode(self._batches(sources.ids), sources, first)
         found = self._assemble(sources, decoded)
-        return add_alignments(self, lines, sources, decoded, found) if self.settings.alignment else found
+        return add_alignments(self, lines, sources, decoded, found) if align else found
 
     def translate_distributed(self, lines: Sequence[str]) -> list[Translation]:
         """Translate as `translate` does; each rank decodes its share of the batches, and all get all translations.
@@ -253,7 +287,11 @@ class Translator:
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        return ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
+        found = ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
+        if self._terms is None:
+            return found
+        text, terms = self._terms.annotate(found.text)
+        return replace(found, text=text, terms=tuple(terms))
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -353,11 +391,18 @@ class Translator:
         found = beam_search(self.model, ids, slots=batch.slots, **how)
         if not self._keeps_spans:
             return found
-        wanted = [{*source} & {*self.placeholders.values()} for source in ids]
+        lines = [line for line, parts in zip(sources.lines, sources.places, strict=True) for _ in parts]
         return [
-            sorted(hypotheses, key=lambda one: len(marks - {*one.tokens}))[: self.settings.results]
-            for hypotheses, marks in zip(found, wanted, strict=True)
+            sorted(hypotheses, key=functools.partial(self._left_out, {*source}, lines[i].terms))[
+                : self.settings.results
+            ]
+            for hypotheses, source, i in zip(found, ids, batch.places, strict=True)
         ]
+
+    def _left_out(self, source: set[int], terms: Sequence[str], one: Hypothesis) -> int:
+        """Count the spans that a hypothesis leaves out, and less the terms that it has."""
+        spans = (source & {*self.placeholders.values()}) - {*one.tokens}
+        return len(spans) - (count_terms(terms, self._text_of(one.tokens)) if terms else 0)
 
     def _begun(self, prefix: Prefix | None) -> Prefix | None:
         """Put the target's tags in front of a prefix."""
@@ -370,7 +415,7 @@ class Translator:
         limit = self.max_source_tokens if self.split_over is None else min(self.max_source_tokens, self.split_over)
         translations = []
         for line, parts in enumerate(sources.places):
-            hypotheses = _joined([decoded[i] for i in parts]) if parts else _EMPTY
+            hypotheses = join_hypotheses([decoded[i] for i in parts]) if parts else _EMPTY
             append = self.settings.missing_spans == "append"
             restored = [sources.lines[line].restore(one.text, append=append) for one in hypotheses]
             translation = Translation(
@@ -380,21 +425,8 @@ class Translator:
                 whole_for_prefix=line in sources.whole_for_prefix,
                 max_extra_tokens=self.settings.max_extra_tokens,
                 missing_spans=restored[0][1],
+                terms=len(sources.lines[line].terms),
+                terms_kept=count_terms(sources.lines[line].terms, restored[0][0]),
             )
             translations.append(translation)
         return translations
-
-
-def _joined(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText, ...]:
-    """Join the best hypotheses of all parts, the second best, and so on, as many as every part has."""
-    if len(parts) == 1:
-        return parts[0]
-    return tuple(
-        ScoredText(
-            text=join_texts([one.text for one in alike]),
-            score=sum(one.score for one in alike) / len(alike),
-            tokens=tuple(token for one in alike for token in one.tokens),
-            is_cut=any(one.is_cut for one in alike),
-        )
-        for alike in zip(*parts, strict=False)
-    )

@@ -94,13 +94,17 @@ class ServedModel:
             ],
         }
 
-    def translate_texts(self, texts: Sequence[Sequence[str]]) -> list[str]:
+    def translate_texts(self, texts: Sequence[Sequence[str]], *, has_tags: bool) -> list[str]:
         """Translate the lines of several texts; blank ones become empty.
+
+        Args:
+            has_tags: whether they are lines of HTML, each on its own.
 
         Raises:
             UserError: the model's numbers are not finite, or the device has not enough memory.
         """
-        translated = iter(self.translator.translate([line for text in texts for line in text]))
+        translate = self.translator.translate_markup if has_tags else self.translator.translate
+        translated = iter(translate([line for text in texts for line in text]))
         return ["\n".join(next(translated).text for _ in text) for text in texts]
 
     def attention(self, request: AttentionRequest) -> dict[str, Any]:

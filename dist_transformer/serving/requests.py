@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.inference.aligned.markup import Segment, parse
 
 B = TypeVar("B", bound=BaseModel)
 Kind = Literal["cross", "encoder", "decoder"]
@@ -95,10 +96,10 @@ class BatchRequest(DetectRequest):
 
     source: str
     target: str
-    format: Literal["text", "", None] = None
+    format: Literal["text", "html", "", None] = None
 
     def lines(self, max_characters: int) -> list[list[str]]:
-        """Return the lines of each text.
+        """Return the lines of each text; a text with HTML tags is one.
 
         Raises:
             UserError: the texts have too many lines or characters, or a control character.
@@ -111,6 +112,9 @@ class BatchRequest(DetectRequest):
             )
         lines = [[*map(one_line, text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))] for text in texts]
         count = sum(bool(line.strip()) for text in lines for line in text)
+        if self.format == "html":
+            lines = [[text] for text in texts]
+            count = sum(isinstance(part, Segment) for text in texts for part in parse(text))
         if count > MOST_LINES:
             raise UserError(f"q has {count:,} lines and {MOST_LINES} are allowed: send several requests")
         return lines

@@ -155,7 +155,8 @@ def make_app(models: Sequence[ServedModel], *, max_characters: int, hosts: Seque
     async def answer_batch(request: Request) -> Response:
         wanted = await receive(request, BatchRequest, max_characters, forms=True)
         texts, model = wanted.lines(max_characters), choose_model(models, wanted)
-        found = await queue.run(request, lambda: model.translate_texts(texts))
+        has_tags = wanted.format == "html"
+        found = await queue.run(request, lambda: model.translate_texts(texts, has_tags=has_tags))
         return JSONResponse({"translatedText": found[0] if isinstance(wanted.q, str) else found})
 
     return Starlette(

@@ -120,6 +120,8 @@ VALUES = {
     "--protect": "urls",
     "--missing-spans": "leave",
     "--recase": "auto",
+    "--terms": "t",
+    "--markup": "html",
     "--precision": "bf16",
     "--batch-tokens": "99",
     "--split-over": "9",

@@ -1,12 +1,14 @@
 """Protected text and lines in capitals on their way through a translator, whose search gives a source back."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.placeholders import placeholder_tags
+from dist_transformer.data.vocabulary.placeholders import TERM_TAGS, placeholder_tags
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.beam import Hypothesis
@@ -73,6 +75,22 @@ def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
     assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
 
 
+def test_the_best_hypothesis_that_has_most_terms_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_terms = learn_byte_bpe(TEXTS, vocab_size=300, tags=TERM_TAGS)
+    (tmp_path / "terms").write_text("dog\tHund\nhouse\tHaus\n")
+
+    def search(_, sources, *, settings, **how):  # type: ignore[no-untyped-def]
+        texts = ["Tier", "Ein Hund", "Hund, Haus", "Haus, Hund"][: settings.results]
+        scored = [
+            Hypothesis(tokens=with_terms.encode(text), score=-i, log_probability=-1.0) for i, text in enumerate(texts)
+        ]
+        return [scored for _ in sources]
+
+    monkeypatch.setattr(module, "beam_search", search)
+    found = translator_of(with_terms, terms=tmp_path / "terms").translate(["dog. house", "dog", "See"])
+    assert [one.text for one in found] == ["Hund, Haus", "Ein Hund", "Tier"]
+
+
 def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[str]()
 
@@ -86,6 +104,25 @@ def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monk
     assert sorted(seen) == ["DOG", "See the dog", "See the house. The dog sees 12."]
 
 
+def test_terms_are_in_the_source_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_terms = learn_byte_bpe(TEXTS, vocab_size=300, tags=TERM_TAGS)
+    (tmp_path / "terms").write_text("dog\tHund\nhouse\tHaus\n")
+    seen, never = list[list[str]](), list[list[int]]()
+
+    def search(_, sources, **how):  # type: ignore[no-untyped-def]
+        seen.extend([with_terms.tag_of(token) or with_terms.decode([token]) for token in source] for source in sources)
+        never.append(how["never"])
+        return [[Hypothesis(tokens=with_terms.encode("Das HAUS"), score=-1.0, log_probability=-1.0)] for _ in sources]
+
+    monkeypatch.setattr(module, "beam_search", search)
+    found = translator_of(with_terms, terms=tmp_path / "terms").translate(["the dog and the house", "See"])
+    texts = sorted("".join(tokens) for tokens in seen)
+    assert texts == ["See", "the dog<term> Hund<term-end> and the house<term> Haus<term-end>"]
+    assert never == [with_terms.tag_ids(TERM_TAGS)]
+    assert noted(count_notes(found))[-1] == "1 of 2 terms are in the translations"
+    assert noted(count_notes(translator_of(with_terms).translate(["the dog"]))) == []
+
+
 def test_an_unknown_kind() -> None:
     with pytest.raises(UserError, match="protect is 'dates': choose among urls, emails, numbers, placeholders"):
         Decoding(protect=("urls", "dates"))
@@ -94,3 +131,9 @@ def test_an_unknown_kind() -> None:
 def test_a_model_without_placeholders() -> None:
     with pytest.raises(UserError, match="protect needs a model whose vocabulary has placeholders"):
         translator_of(learn_byte_bpe(TEXTS, vocab_size=300), protect=("urls",))
+
+
+def test_a_model_that_knows_no_terms(tmp_path: Path) -> None:
+    (tmp_path / "terms").write_text("dog\tHund\n")
+    with pytest.raises(UserError, match="terms needs a model that was trained on them"):
+        translator_of(learn_byte_bpe(TEXTS, vocab_size=300), terms=tmp_path / "terms")

@@ -36,7 +36,7 @@ def parts(fields: dict[str, str]) -> bytes:
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
     monkeypatch.setattr(MODEL, "translate", lambda text, prefix: text)
-    monkeypatch.setattr(MODEL, "translate_texts", lambda texts: ["|".join(lines) for lines in texts])
+    monkeypatch.setattr(MODEL, "translate_texts", lambda texts, has_tags: ["|".join(lines) for lines in texts])
     yield
     assert [record.getMessage() for record in caplog.get_records("call")] == []
 
@@ -76,6 +76,8 @@ def test_a_bad_request_of_the_page(value: Any, message: str) -> None:
 def test_texts_of_programs_are_read_as_lines() -> None:
     several = BatchRequest(**{**FIELDS, "q": ["a\tb\r\n\nc\n", "", "d"], "format": "text"})
     assert several.lines(10) == [["a b", "", "c", ""], [""], ["d"]]
+    tagged = BatchRequest(**{**FIELDS, "q": ["<p>a\tb\r\n</p>c\n", ""], "format": "html"})
+    assert tagged.lines(100) == [["<p>a\tb\r\n</p>c\n"], [""]]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +85,13 @@ def test_texts_of_programs_are_read_as_lines() -> None:
     [
         (["a" * 600, "b" * 401], "q has 1,001 characters and 1,000 are allowed: send several requests"),
         ("a\n" * (MOST_LINES + 1), "q has 129 lines and 128 are allowed: send several requests"),
+        ("<p>a" * (MOST_LINES + 1), "q has 129 lines and 128 are allowed: send several requests"),
         (["a", "b\0"], r"the text holds U\+0000"),
     ],
 )
 def test_texts_that_are_too_long_are_one_sentence(q: str | list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        BatchRequest(**{**FIELDS, "q": q}).lines(1000)
+        BatchRequest(**{**FIELDS, "q": q, "format": "html" if "<p>" in q else None}).lines(1000)
 
 
 def served(*names: str) -> list[Any]:

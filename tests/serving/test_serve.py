@@ -1,5 +1,6 @@
 """`dist-transformer serve` over HTTP, on a port of its own."""
 
+import html
 import http.client
 import json
 import signal
@@ -116,6 +117,9 @@ def test_the_client_of_libretranslate(server: RunningServer, toy_lines: tuple[li
     # It has no lists.
     request = {"q": ["", text, f"{text}\n\n{text}"], "source": "en", "target": "de", "format": "text"}
     assert post(server, "/translate", request) == (200, {"translatedText": ["", best, f"{best}\n\n{best}"]})
+    tagged = {**request, "q": f"<p class=x>{text}</p>\n<script>{text}</script>", "format": "html"}
+    answer = f"<p class=x>{html.escape(best, quote=False)}</p>\n<script>{text}</script>"
+    assert post(server, "/translate", tagged) == (200, {"translatedText": answer})
     assert post(server, "/translate", {**request, "q": []}) == (200, {"translatedText": []})
 
 

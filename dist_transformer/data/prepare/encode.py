@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from dist_transformer.data.text.alignments import link_tokens
 from dist_transformer.data.text.augment import MODIFIERS, Neighbours
 from dist_transformer.data.text.pairs import Pair
 from dist_transformer.data.text.sentences import has_several_sentences
+from dist_transformer.data.text.terms import Terms
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.placeholders import (
     encode_marked,
@@ -172,7 +174,9 @@ def _augmented(
     """
     shares, names = np.cumsum(list(settings.rates.values())), np.array([*settings.rates, ""], dtype=object)
     sides = (vocabulary.source, vocabulary.target)
-    more = (neighbours, list(shared_placeholders(vocabulary)))
+    more: dict[str, tuple[Any, ...]] = {"copy": (neighbours, list(shared_placeholders(vocabulary)))}
+    if settings.terms is not None:
+        more["terms"] = (Terms.read(settings.terms),)
     changed, changes = [], []
     for variant, columns in enumerate(variants):
         seeds = pair_hash(chunk.first + rows, settings.seed, AUGMENTATION + variant)
@@ -182,7 +186,7 @@ def _augmented(
         for place, *texts in zip(found.tolist(), *chunk.texts(work, rows[found]), strict=True):
             name, seed = drawn[place], int(seeds[place])
             own = [*map(without_marks, texts)]
-            pair = [*MODIFIERS[name](*own, Random(seed), *(more if name == "copy" else ()))]
+            pair = [*MODIFIERS[name](*own, Random(seed), *more.get(name, ()))]
             ids = [_ids_of(*each, seed) for each in zip(sides, pair, strengths, strict=True)]
             longest = max(len(front) + len(row) for front, row in zip(fronts, ids, strict=True))
             if pair == own or not all(ids) or longest >= settings.max_tokens:

@@ -16,7 +16,7 @@ from dist_transformer.data.text.tmx import TmxFile
 from dist_transformer.data.text.toy_corpus import MOST_TOY_PAIRS, make_toy_corpus, write_toy_corpus
 from dist_transformer.data.vocabulary.kinds import LearnedKind, Learning
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.placeholders import placeholder_tags
+from dist_transformer.data.vocabulary.placeholders import TERM_TAGS, placeholder_tags
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 
 PREPARE_RULES = FlagRules(
@@ -199,7 +199,11 @@ class PrepareSettings:
     """Entries of a learned vocabulary that stand for text which is not translated: the tags <ph1>, <ph2>, …"""
     augment: tuple[str, ...] = ()
     """Shares of the training pairs to change, each pair in one way: upper:0.05 (capitals), title:0.05 (capital
-    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.2 (placeholders)."""
+    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.2 (placeholders), terms:0.1
+    (those of --terms)."""
+    terms: Path | None = None
+    """File with a source term, a tab and its target term per line; pairs that have both get the latter behind the
+    former."""
     segmentations: int = 1
     """Variants to draw of each training sentence, one for each of as many epochs: segmentations, and what --augment
     changes; the shards take as many times the disk; 1: the best segmentation."""
@@ -266,6 +270,8 @@ class PrepareSettings:
             require(value is None or 0 < value <= 1, name, value, "it must be above 0 and at most 1; 0.1 is usual")
         if not self.rates and self.segmented_side == "none":
             raise UserError("segmented_side none leaves nothing to draw: leave it out, or set --augment")
+        if (self.terms is None) == ("terms" in self.rates):
+            raise UserError("augment terms and terms belong together: set --augment terms:0.1 --terms FILE, or none")
         alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
         if self.segmentations == 1 and alone:
             raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")
@@ -371,7 +377,11 @@ class PrepareSettings:
             vocab_size=choice.vocab_size,
             lowercase=self.lowercase,
             normalization=self.normalization or DEFAULT_NORMALIZATION,
-            tags=(*(self.tags if 0 in choice.sides else ()), *placeholder_tags(self.placeholders)),
+            tags=(
+                *(self.tags if 0 in choice.sides else ()),
+                *placeholder_tags(self.placeholders),
+                *(TERM_TAGS if self.terms else ()),
+            ),
             byte_fallback=self.vocabulary != "byte-bpe" if self.byte_fallback is None else self.byte_fallback,
             character_coverage=self.character_coverage,
         )

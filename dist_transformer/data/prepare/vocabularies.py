@@ -10,9 +10,10 @@ from dist_transformer.data.folder.format import TOKENIZER_FILE
 from dist_transformer.data.prepare.ingest import VOCABULARY, Chunk, Normalizations, Report, pair_hash
 from dist_transformer.data.prepare.settings import PrepareSettings, VocabularyChoice
 from dist_transformer.data.prepare.work_dir import Work
+from dist_transformer.data.text.terms import Terms
 from dist_transformer.data.vocabulary.kinds import load_vocabulary, wrap_pair
 from dist_transformer.data.vocabulary.normalization import DEFAULT_NORMALIZATION, Normalization
-from dist_transformer.data.vocabulary.placeholders import placeholders_of
+from dist_transformer.data.vocabulary.placeholders import placeholders_of, term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer, Vocabulary, show_sizes
 
 _STRENGTH = 0.1
@@ -28,6 +29,8 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
     Raises:
         UserError: one cannot be read, or does not do what the settings ask of it.
     """
+    if settings.terms is not None:
+        Terms.read(settings.terms)
     for choice in settings.vocabularies:
         if choice.tokenizer is None:
             new = "the vocabulary to be learned"
@@ -51,6 +54,8 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
             has_placeholders = bool(placeholders_of(tokenizer))
             _require_changes(settings, path, f"leave out copy or {flag}", has_placeholders, tokenizer.lowercase)
             if side == 0:
+                if settings.terms is not None and not term_marks_of(tokenizer):
+                    raise UserError(f"terms needs tags around terms, and {path} has none: leave out terms or {flag}")
                 tokenizer.fronts(settings.tags_with(tokenizer))
         first = tokenizers[0][1]
         sizes = vocabulary.sizes if len(tokenizers) > 1 else (first.vocab_size, 0)

@@ -45,7 +45,7 @@ from dist_transformer.version import __version__
 _LAYOUT = 7
 # Settings that do not affect the result (where to write, how to work), and files, which are identified separately.
 _TOKENIZERS = {"tokenizer", "source_tokenizer", "target_tokenizer"}
-_NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "text", "sources", "validation", *_TOKENIZERS}
+_NOT_IN_FINGERPRINT = {"out", "workers", "keep_text", "text", "sources", "validation", "terms", *_TOKENIZERS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +100,7 @@ def fingerprint(settings: PrepareSettings, chunk_pairs: int) -> str:
             if field.name not in _NOT_IN_FINGERPRINT
         },
         "tokenizers": [identity(one.tokenizer) if one.tokenizer else None for one in settings.vocabularies],
+        "terms": settings.terms and identity(settings.terms),
         "sources": [described(source) for source in settings.training_sources],
         "validation": [described(source) for source in settings.validation_sources],
     }

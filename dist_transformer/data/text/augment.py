@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.terms import Terms
 
 # A word, or a character of a script that writes no spaces.
 _CHARACTER = "[\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
@@ -135,12 +136,18 @@ def copy(source: str, target: str, random: Random, neighbours: Neighbours, marks
     return texts[0], texts[1]
 
 
+def terms(source: str, target: str, random: Random, glossary: Terms) -> Texts:
+    """Write the target terms that the pair has behind their source terms."""
+    return glossary.annotate(source, target)[0], target
+
+
 MODIFIERS: Mapping[str, Callable[..., Texts]] = {
     "upper": upper,
     "title": title,
     "typos": typos,
     "punctuation": punctuation,
     "copy": copy,
+    "terms": terms,
 }
 
 

@@ -34,6 +34,8 @@ class ProtectedLine:
     """Line of nothing but spans and signs, which is its own translation; the text is then empty."""
     is_raised: bool = False
     """Whether the line is in capitals, and the text is not."""
+    terms: tuple[str, ...] = ()
+    """Terms that the text has for its translation."""
 
     @classmethod
     def of(

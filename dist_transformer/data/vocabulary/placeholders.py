@@ -1,6 +1,7 @@
 """Placeholders: entries of a vocabulary that stand for spans of text which are not translated, such as a URL.
 
 They are the tags <ph1>, <ph2>, …, in front of nothing. In a text each of them is a noncharacter of Unicode, its mark.
+Two more tags with marks are around the terms that a source has for its translation.
 Text around a mark is encoded as it would be without it, so any kind of vocabulary can have placeholders.
 """
 
@@ -14,7 +15,8 @@ MOST_PLACEHOLDERS = 32
 """Noncharacters from U+FDD0 to U+FDEF."""
 _FIRST_MARK = 0xFDD0
 _TAG = re.compile(r"<ph([1-9][0-9]*)>")
-_MARK = re.compile("([\ufdd0-\ufdef])")
+TERM_TAGS, TERM_MARKS = ("<term>", "<term-end>"), ("\ufffe", "\uffff")
+_MARK = re.compile("([\ufdd0-\ufdef\ufffe\uffff])")
 
 
 def placeholder_tags(count: int) -> tuple[str, ...]:
@@ -31,6 +33,11 @@ def placeholders_of(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of a vocabulary's placeholders by their marks, in order."""
     tags = [tag for tag in placeholder_tags(MOST_PLACEHOLDERS) if tag in tokenizer.tags]
     return dict(zip(marks(len(tags)), tokenizer.tag_ids(tags), strict=True))
+
+
+def term_marks_of(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids around terms by their marks; nothing if a vocabulary has none."""
+    return dict(zip(TERM_MARKS, tokenizer.tag_ids(TERM_TAGS), strict=True)) if TERM_TAGS[0] in tokenizer.tags else {}
 
 
 def shared_placeholders(vocabulary: Vocabulary) -> dict[str, int]:
@@ -59,7 +66,7 @@ def encode_marked(tokenizer: Tokenizer, text: str, encode: Callable[[str], list[
     Args:
         encode: encodes a text without marks.
     """
-    ids, known = [], placeholders_of(tokenizer)
+    ids, known = [], placeholders_of(tokenizer) | term_marks_of(tokenizer)
     for number, part in enumerate(split_at_marks(text)):
         if number % 2:
             ids.append(known[part])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_transformer.data.text.alignments import token_spans, words_of
+from dist_transformer.data.vocabulary.placeholders import term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
@@ -101,6 +102,10 @@ def align(
     """
     sides = (vocabulary.source, vocabulary.target)
     sources, targets = (token_spans(*side, marks) for side in zip(sides, ids, texts, strict=True))
+    if not set(ids[0]).isdisjoint(term_marks_of(vocabulary.source).values()):
+        # The tokens of a term that was written behind its source term stand for the end of that.
+        for place, (start, end) in enumerate(sources):
+            sources[place] = sources[place - 1] if place and start == end else sources[place]
     found = (Link(*sources[place], *span) for place, span in zip(linked, targets, strict=True))
     links = tuple(each for each in found if each[0] < each[1] and each[2] < each[3])
     ones = words_of(texts[0], [(link.source_start, link.source_end) for link in links])

@@ -80,9 +80,22 @@ def test_the_result_does_not_depend_on_chunks_and_processes(tmp_path: Path, monk
     assert files_of(tmp_path / "first") == files_of(tmp_path / "second")
 
 
+def test_terms_are_behind_their_sources_in_pairs_that_have_both(tmp_path: Path) -> None:
+    (tmp_path / "terms").write_text("dog\tHund\n")
+    pairs = [("the dog", "der Hund"), ("a dog", "ein Tier"), *PAIRS[:20]]
+    index, _ = run(tmp_path, pairs, augment=("terms:1",), terms=tmp_path / "terms", **with_validation(tmp_path, PAIRS))
+    data = DataFolder.open(tmp_path / "out")
+    tokenizer = data.tokenizer().source
+    sources = [[*map(tokenizer.tag_of, ids)] for ids in rows_of(data, np.arange(data.train.info.pairs))[0]]
+    marked = [[tag for tag in tags if tag] for tags in sources if any(tags)]
+    assert (marked, index.changed) == ([["<term>", "<term-end>"]], {"terms": 1, "unchanged": len(sources) - 1})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"augment": ("terms:0.1",)}, "augment terms and terms belong together"),
+        ({"terms": Path("none")}, "augment terms and terms belong together"),
         ({"augment": ("copy:0.1",)}, "augment copy needs placeholders, and the vocabulary to be learned has none: set"),
         ({"augment": ("upper:0.1",), "lowercase": True}, "augment upper has no effect, because the vocabulary to be"),
         ({"augment": ("loud:0.1",)}, "augment loud:0.1: it must be one of upper"),
@@ -100,6 +113,9 @@ def test_changes_that_an_existing_vocabulary_does_not_show(tmp_path: Path) -> No
     known = {"vocab_size": None, "tokenizer": tmp_path / "plain"}
     with pytest.raises(UserError, match=r"augment copy needs placeholders, and .*tokenizer.json has none: leave out"):
         run(tmp_path, PAIRS, augment=("copy:0.1",), **known)
+    (tmp_path / "terms").write_text("dog\tHund\n")
+    with pytest.raises(UserError, match=r"terms needs tags around terms, and .*tokenizer.json has none: leave"):
+        run(tmp_path, PAIRS, augment=("terms:0.1",), terms=tmp_path / "terms", **known)
     with pytest.raises(UserError, match=r"augment title has no effect, because .*tokenizer.json is in lower case"):
         run(tmp_path, PAIRS, augment=("title:0.1",), **known)
     with pytest.raises(UserError, match="placeholders is for a new vocabulary, but --tokenizer names an existing one"):

@@ -78,7 +78,7 @@ def test_copies_are_at_the_ends_of_texts_without_known_words() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["loud:0.1"], "augment loud:0.1: it must be one of upper, title, typos, punctuation, copy"),
+        (["loud:0.1"], "augment loud:0.1: it must be one of upper, title, typos, punctuation, copy, terms"),
         (["upper:0.1", "upper:0.2"], "each once"),
         (["upper"], "augment upper: it needs a share of the pairs, such as upper:0.05"),
         (["upper:0.6", "title:0.6"], "at most 1 together"),

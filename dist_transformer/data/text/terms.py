@@ -1,0 +1,79 @@
+"""Terms that a translation must have: each is written behind its source term, between marks.
+
+A model that was trained on such text copies the term (Dinu et al. 2019, "Training Neural Machine Translation to Apply
+Terminology Constraints").
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.lines import read_lines
+from dist_transformer.data.text.sentences import UNSPACED_CHARACTER
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
+
+TOKEN = re.compile(rf"{UNSPACED_CHARACTER.pattern}|(?:(?!{UNSPACED_CHARACTER.pattern})\w)+|[^\w\s]")
+
+
+class Terms:
+    """Terms by what they translate. A source term in lower case is found in any case, and another one as it is.
+
+    Args:
+        pairs: source and target terms. A source term may have several; a translation gets the first.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._targets: dict[tuple[str, ...], list[str]] = {}
+        for source, target in pairs:
+            self._targets.setdefault(tuple(TOKEN.findall(source)), []).append(target)
+        self._longest = max(map(len, self._targets), default=0)
+
+    @classmethod
+    def read(cls, path: Path) -> "Terms":
+        """Read a file with a source term, a tab and a target term in each line.
+
+        Raises:
+            UserError: the file cannot be read, or a line is something else.
+        """
+        pairs = []
+        for number, line in enumerate(read_lines(path), 1):
+            source, *targets = map(str.strip, line.split("\t"))
+            if not TOKEN.search(source) or len(targets) != 1 or not targets[0]:
+                raise UserError(f"{path}, line {number:,}: write a source term, one tab, and its target term")
+            pairs.append((source, targets[0]))
+        return cls(pairs)
+
+    def annotate(self, source: str, target: str | None = None) -> tuple[str, list[str]]:
+        """Write the target terms behind the source terms of a text; return the text and the terms that it got.
+
+        Longer terms come first, from the beginning of the text.
+
+        Args:
+            target: translation, if it is known; terms that do not occur there are left out.
+        """
+        tokens, text, end, place, chosen = [*TOKEN.finditer(source)], "", 0, 0, list[str]()
+        while place < len(tokens):
+            last = place
+            for stop in range(min(len(tokens), place + self._longest), place, -1):
+                words = tuple(token[0] for token in tokens[place:stop])
+                found = self._targets.get(words) or self._targets.get(tuple(map(str.lower, words)), [])
+                if fitting := [one for one in found if target is None or _count(one, target)]:
+                    begin, end, last = end, tokens[stop - 1].end(), stop - 1
+                    text += f"{source[begin:end]} {TERM_MARKS[0]} {fitting[0]} {TERM_MARKS[1]}"
+                    chosen.append(fitting[0])
+                    break
+            place = last + 1
+        return text + source[end:], chosen
+
+
+def count_terms(terms: Sequence[str], translation: str) -> int:
+    """Count the terms that a translation has, each as often as it is wanted at most."""
+    return sum(min(count, _count(term, translation)) for term, count in Counter(terms).items())
+
+
+def _count(term: str, text: str) -> int:
+    """Count how often a term occurs in a text, in any case."""
+    inner, outer = ("".join(f" {token} " for token in TOKEN.findall(each.lower())) for each in (term, text))
+    return outer.count(inner)

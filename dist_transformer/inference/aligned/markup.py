@@ -1,0 +1,298 @@
+"""Text with HTML tags: the text is translated, and the tags are set around what the words between them became.
+
+Everything but text stays byte for byte, which parsers that build a tree do not promise, and the expression below takes
+linear time, which Python's `html.parser` does not for comments and tags that never end.
+"""
+
+import html
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from dist_transformer.data.text.alignments import Span
+from dist_transformer.data.text.terms import TOKEN
+from dist_transformer.inference.aligned.alignment import Link
+from dist_transformer.inference.splitting import join_hypotheses
+
+# As a browser reads it: what never ends takes the rest. Nothing is read twice, so hostile text takes no longer.
+_ATTRIBUTES = r"""(?:[^>=]|=\s*+(?:"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z)|[^\s>]*+))*+(?:>|\Z)"""
+_CODE = re.compile(
+    rf"""
+    <!--(?:-?>|.*?(?:--!?>|\Z))
+    |<(?:[!?]|/(?![a-z]))[^>]*+(?:>|\Z)
+    |<(script|style|iframe|noembed|noframes|xmp)(?=[\s/>]){_ATTRIBUTES}.*?(?:</\1(?=[\s/>])[^>]*+(?:>|\Z)|\Z)
+    |<(?P<slash>/?)(?P<name>[a-z][^\s/>]*+)(?P<attributes>{_ATTRIBUTES})
+    """,
+    re.DOTALL | re.IGNORECASE | re.VERBOSE,
+)
+_NOT_TRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
+# Python limits the digits of a number; no character needs so many.
+_NO_CHARACTER = re.compile(r"&#[0-9]{8,};?")
+# Elements at which a sentence ends. All others are a part of it.
+_BLOCKS = re.compile(
+    "address|article|aside|blockquote|body|br|button|caption|center|col|colgroup|dd|details|dialog|dir|div|dl|dt|"
+    "fieldset|figcaption|figure|footer|form|frame|frameset|h[1-6]|head|header|hgroup|hr|html|legend|li|link|main|menu|"
+    "meta|nav|ol|optgroup|option|p|pre|search|section|select|summary|table|tbody|td|template|textarea|tfoot|th|thead|"
+    "title|tr|ul"
+)
+_EMPTY = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+_WHOLE = -1
+"""Number of a segment as the parent of its elements, which have the numbers of their start tags."""
+
+
+class Tag(NamedTuple):
+    """Anything in a segment that is not text."""
+
+    raw: str
+    place: int
+    """Characters of the segment's text before it."""
+    kind: Literal["start", "end", "other"]
+    name: str
+    spaces: tuple[bool, bool]
+    """Whether there is white space before it, and after it."""
+
+
+class Segment:
+    """Text that is translated as a whole, with its tags.
+
+    Args:
+        start: where it begins in the document.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start, self.tags = start, list[Tag]()
+        self._pieces, self._length, self._in_space = list[str](), 0, True
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces).rstrip()
+
+    def add_text(self, raw: str) -> None:
+        piece = re.sub(r"\s+", " ", html.unescape(_NO_CHARACTER.sub("\ufffd", raw)))
+        piece = piece.lstrip() if self._in_space else piece
+        if piece:
+            self._pieces.append(piece)
+            self._length += len(piece)
+            self._in_space = piece[-1] == " "
+
+    def add_tag(self, document: str, start: int, end: int, kind: Literal["start", "end", "other"], name: str) -> None:
+        spaces = document[max(start - 1, 0) : start].isspace(), document[end : end + 1].isspace()
+        self.tags.append(Tag(document[start:end], self._length, kind, name, spaces))
+
+    def partners(self) -> dict[int, int]:
+        """Return the numbers of the end tags by those of their start tags; others have no partner."""
+        found, started, counts = dict[int, int](), list[int](), Counter[str]()
+        for number, tag in enumerate(self.tags):
+            if tag.kind == "start":
+                started.append(number)
+                counts[tag.name] += 1
+            elif tag.kind == "end" and counts[tag.name]:
+                # Elements that began later cross this one.
+                while self.tags[start := started.pop()].name != tag.name:
+                    counts[self.tags[start].name] -= 1
+                counts[tag.name] -= 1
+                found[start] = number
+        return found
+
+
+def parse(document: str) -> Iterator[str | Segment]:
+    """Split a document into what stays as it is and segments."""
+    segment, end = Segment(0), 0
+    hidden, depth, begin = "", 0, 0
+    for code in _CODE.finditer(document):
+        if not hidden:
+            segment.add_text(document[end : code.start()])
+            begin = code.start()
+        end, name = code.end(), (code["name"] or "").lower()
+        kind: Literal["start", "end", "other"] = "other"
+        if name and not _EMPTY.fullmatch(name) and not code[0].endswith("/>"):
+            kind = "end" if code["slash"] else "start"
+        if hidden or (kind == "start" and _NOT_TRANSLATED.search(code["attributes"])):
+            hidden = hidden or name
+            depth += (name == hidden) * ((kind == "start") - (kind == "end"))
+            if depth:
+                continue
+            hidden, kind = "", "other"
+        if _BLOCKS.fullmatch(name):
+            yield from _whole(document, segment, begin)
+            yield document[begin:end]
+            segment = Segment(end)
+        else:
+            segment.add_tag(document, begin, end, kind, name)
+    if hidden:
+        segment.add_tag(document, begin, len(document), "other", hidden)
+    else:
+        segment.add_text(document[end:])
+    yield from _whole(document, segment, len(document))
+
+
+def _whole(document: str, segment: Segment, end: int) -> Iterator[str | Segment]:
+    """Give a segment with the white space around it, or what has no word to translate as it is."""
+    raw = document[segment.start : end]
+    if not any(map(str.isalpha, segment.text)):
+        yield raw
+        return
+    yield raw[: len(raw) - len(raw.lstrip())]
+    yield segment
+    yield raw[len(raw.rstrip()) :]
+
+
+class _Placement:
+    """Places of a segment's tags in its translation.
+
+    An element is around the run of words of which most are linked to it, among those that its parent has and none of
+    its siblings. So elements never cross, and each tag comes once.
+
+    Args:
+        links: tokens of the segment's text and of the translation that belong together.
+    """
+
+    def __init__(self, segment: Segment, translation: str, links: Iterable[Link]) -> None:
+        self.tags, self.text, self.partners = segment.tags, translation, segment.partners()
+        self.words = [word.span() for word in TOKEN.finditer(translation)]
+        source = segment.text
+        starts, ends = [start for start, _ in self.words], [end for _, end in self.words]
+        # What each word or sign is linked to; and by their order in the source, the links of words, with the first and
+        # the last word in the translation.
+        self.linked: list[list[Span]] = [[] for _ in self.words]
+        self.ends: list[tuple[Span, Span]] = []
+        for start, end, first, last in sorted(links):
+            if _has_word(source[start:end]) != _has_word(translation[first:last]):
+                # A full stop is no word's translation.
+                continue
+            words = range(bisect_right(ends, first), bisect_left(starts, last))
+            for word in words:
+                self.linked[word].append((start, end))
+            if words and _has_word(translation[first:last]):
+                self.ends.append(((start, end), (words[0], words[-1])))
+        # Of each element by its start tag, and of the whole segment: its part of the source, and its run of words.
+        self.spans, self.runs = {_WHOLE: (0, len(source))}, {_WHOLE: (0, len(self.words))}
+        self.owners = [_WHOLE] * len(self.words)
+        """Innermost element of each word."""
+        self.around = set[int]()
+        """Tags around words."""
+
+    def render(self) -> str:
+        """Write the translation with the tags."""
+        if not self.words:
+            return html.escape(self.text, quote=False) + "".join(tag.raw for tag in self.tags)
+        sides = ([""] * len(self.words), [""] * len(self.words))
+        for number, (tag, (side, word)) in enumerate(zip(self.tags, self._places(), strict=True)):
+            # A tag alone keeps the space between it and the word.
+            space = " " * (tag.spaces[1 - side] and number not in self.around)
+            sides[side][word] += space * side + tag.raw + space * (1 - side)
+        parts, last = list[str](), 0
+        for before, (start, end), after in zip(sides[0], self.words, sides[1], strict=True):
+            parts += [self.text[last:start], before, self.text[start:end], after]
+            last = end
+        parts.append(self.text[last:])
+        return "".join(html.escape(part, quote=False) if place % 2 == 0 else part for place, part in enumerate(parts))
+
+    def _places(self) -> list[tuple[int, int]]:
+        """Return the side of a word, 0 for before, and the word, for each tag.
+
+        Tags that are at one place are there in the order of the source.
+        """
+        places, parents = [(0, 0)] * len(self.tags), [_WHOLE]
+        for number, tag in enumerate(self.tags):
+            parent, partner = parents[-1], self.partners.get(number)
+            if partner is not None:
+                self.spans[number] = (tag.place, self.tags[partner].place)
+                first, stop = self._run(self.spans[number], parent)
+                places[number], places[partner] = (0, first), (1, stop - 1)
+                if first == stop:
+                    places[number] = places[partner] = self._beside(tag, parent, places)
+                    word = places[number][1]
+                    if tag.place < self.tags[partner].place and self.owners[word] == parent:
+                        # Nothing is linked to its words, but a reader needs something to see or to click.
+                        first, stop = word, word + 1
+                        places[number], places[partner] = (0, word), (1, word)
+                if first < stop:
+                    self.around |= {number, partner}
+                self.runs[number] = first, stop
+                self.owners[first:stop] = [number] * (stop - first)
+                parents.append(number)
+            elif parent != _WHOLE and self.partners[parent] == number:
+                parents.pop()
+            else:
+                places[number] = self._beside(tag, parent, places)
+        return places
+
+    def _run(self, span: Span, parent: int) -> Span:
+        if span == self.spans[parent]:
+            return self.runs[parent]
+        best, found = 0, (0, 0)
+        total, first = 0, 0
+        for word in range(*self.runs[parent]):
+            if total <= 0:
+                total, first = 0, word
+            inside = sum(start < span[1] and span[0] < end for start, end in self.linked[word])
+            total += bool(self.linked[word]) * (1 if 2 * inside >= len(self.linked[word]) else -1)
+            if self.owners[word] != parent:
+                total = 0
+            elif total > best:
+                best, found = total, (first, word + 1)
+        return found
+
+    def _beside(self, tag: Tag, parent: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Find the place of a tag alone: before what the next word became, or behind what the last one did."""
+        (first, stop), (begin, end) = self.runs[parent], self.spans[parent]
+        if first == stop:
+            return places[parent]
+        if tag.place <= begin:
+            return 0, first
+        following = bisect_left(self.ends, ((tag.place, 0), (0, 0)))
+        found = [(0, words[0]) for _, words in self.ends[following : following + 1]]
+        found += [(1, words[1]) for _, words in self.ends[max(following - 1, 0) : following]]
+        if tag.kind == "end" or (tag.kind == "other" and not tag.spaces[0]):
+            found.reverse()
+        fitting = [(side, word) for side, word in found if first <= word < stop and tag.place < end]
+        return fitting[0] if fitting else (1, stop - 1)
+
+
+def _has_word(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
+def translate_documents(documents: Sequence[str], translate: Callable[[list[str]], list[Any]]) -> list[Any]:
+    """Translate the text of documents.
+
+    Args:
+        translate: returns a `Translation` of each line, with alignments; its type is in `translator.py`, which imports
+            this module.
+
+    Returns:
+        a `Translation` of each document, with one hypothesis.
+    """
+    parsed = [[*parse(document)] for document in documents]
+    segments = [part for parts in parsed for part in parts if isinstance(part, Segment)]
+    # A blank line is for documents without text.
+    found = translate(["", *(segment.text for segment in segments)])
+    nothing, following, results = found[0], iter(found[1:]), []
+    for parts in parsed:
+        own, text = list[Any](), ""
+        for part in parts:
+            if isinstance(part, Segment):
+                own.append(next(following))
+                best = own[-1].hypotheses[0]
+                links = best.alignment.links if best.alignment else ()
+                text += _Placement(part, best.text, links).render()
+            else:
+                text += part
+        own = own or [nothing]
+        best = join_hypotheses([one.hypotheses[:1] for one in own])[0]
+        results.append(
+            replace(
+                own[0],
+                hypotheses=(replace(best, text=text),),
+                split=next((one.split for one in own if one.split), None),
+                beyond_training=any(one.beyond_training for one in own),
+                missing_spans=sum(one.missing_spans for one in own),
+                terms=sum(one.terms for one in own),
+                terms_kept=sum(one.terms_kept for one in own),
+            )
+        )
+    return results
