@@ -51,7 +51,9 @@ def stand_in() -> None:
             if search.refills:
                 search._begin(np.flatnonzero(busy))
             else:
-                search._keep(~busy)
+                order, order_N = search.keep_slots(~busy)
+                search.sentence_of_slot = search.sentence_of_slot[order]
+                search.beams.keep(order_N)
         return search.results
 
     beam._Search.run = run_two_steps
