@@ -83,6 +83,28 @@ def test_a_sentence_is_translated_and_its_attention_shown(
     drive(browser, server, size, use, dark=dark)
 
 
+TRANSLATE_PAGE = """(async () => {
+    const request = {q: PAGE, source: 'en', target: 'de', format: 'html'};
+    const headers = {'Content-Type': 'application/json'};
+    const answer = await fetch('/translate', {method: 'POST', headers, body: JSON.stringify(request)});
+    document.body.innerHTML = (await answer.json()).translatedText;
+})()"""
+
+
+def test_a_browser_shows_a_translated_page_with_its_elements(browser: Browser, server: RunningServer) -> None:
+    page_of = '<h1>the dog</h1><ul><li>an <b id="x">old</b> man</li><li><i translate="no">cat</i></li></ul><hr>'
+
+    async def use(page: Page) -> None:
+        await page.value(TRANSLATE_PAGE.replace("PAGE", json.dumps(page_of)))
+        found = await page.value("[...document.body.querySelectorAll('*')].map(e => e.localName).join(' ')")
+        assert found == "h1 ul li b li i hr"
+        assert await page.value("document.querySelector('li #x').parentElement.localName") == "li"
+        assert await page.value("document.querySelector('i').textContent") == "cat"
+        assert await page.value("document.querySelector('h1').textContent") not in ("", "the dog")
+
+    drive(browser, server, DESK, use)
+
+
 def test_what_can_be_chosen(browser: Browser, server: RunningServer) -> None:
     """Another hypothesis, kind and head by what a user's choice sends; words by keys."""
 
