@@ -12,7 +12,7 @@ from dist_transformer.config.directions import Direction
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, PAD_ID, Vocabulary
-from dist_transformer.export.marian import ours_of, refuse_others, weights_with
+from dist_transformer.export.marian import network_of, ours_of, refuse_others, weights_with
 from dist_transformer.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -45,20 +45,9 @@ def m2m100_model(model: Transformer, vocabulary: Vocabulary) -> "M2M100ForCondit
     theirs = M2M100ForConditionalGeneration(
         M2M100Config(
             vocab_size=len(entries),
-            d_model=config.width,
-            encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=config.heads,
-            decoder_attention_heads=config.heads,
-            encoder_ffn_dim=config.ffn_width,
-            decoder_ffn_dim=config.ffn_width,
+            **network_of(config),
             encoder_layerdrop=0.0,
             decoder_layerdrop=0.0,
-            max_position_embeddings=config.max_positions,
-            activation_function=config.activation,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation_dropout=config.ffn_dropout,
             pad_token_id=ids[PAD_ID],
             bos_token_id=ids[BOS_ID],
             eos_token_id=ids[EOS_ID],

@@ -7,7 +7,7 @@ the paper interleaves them. The order of the residual dimension is free, so the 
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -88,18 +88,7 @@ def marian_model(model: Transformer, vocabulary: Vocabulary | None = None) -> "M
         MarianConfig(
             vocab_size=len(entries[0]),
             decoder_vocab_size=len(entries[1]),
-            d_model=config.width,
-            encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=config.heads,
-            decoder_attention_heads=config.heads,
-            encoder_ffn_dim=config.ffn_width,
-            decoder_ffn_dim=config.ffn_width,
-            max_position_embeddings=config.max_positions,
-            activation_function=config.activation,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation_dropout=config.ffn_dropout,
+            **network_of(config),
             scale_embedding=True,
             share_encoder_decoder_embeddings=config.tie_embeddings == "all",
             tie_word_embeddings=config.tie_embeddings != "none",
@@ -118,6 +107,24 @@ def marian_model(model: Transformer, vocabulary: Vocabulary | None = None) -> "M
     # Its table of positions is a constant, which has no counterpart among our weights.
     marian.load_state_dict(marian.state_dict() | weights)
     return marian
+
+
+def network_of(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings of a network by the names that transformers' configs of Marian and M2M100 share."""
+    return {
+        "d_model": config.width,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.ffn_width,
+        "decoder_ffn_dim": config.ffn_width,
+        "max_position_embeddings": config.max_positions,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.ffn_dropout,
+    }
 
 
 def weights_with(

@@ -9,7 +9,7 @@ from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.m2m100 import MODEL_FILE, M2M100Vocabulary, wrap_m2m100
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID
 from dist_transformer.export.m2m100 import FIRST_POSITION, TOKENIZER_CONFIG_FILE
-from dist_transformer.importing.marian_folder import ACTIVATIONS, read_bytes, refuse_lacks
+from dist_transformer.importing.marian_folder import read_bytes, read_network, refuse_lacks
 from dist_transformer.model_folder import CONFIG_FILE
 
 MODEL_TYPE = "m2m_100"
@@ -69,34 +69,20 @@ def read_m2m100_config(folder: Path, vocabulary: M2M100Vocabulary) -> ModelConfi
     """
     path = folder / CONFIG_FILE
     values = read_json(path, remedy=_REMEDY)
-    activation, heads, ffn_width = (
-        values[name] for name in ("activation_function", "encoder_attention_heads", "encoder_ffn_dim")
-    )
     lacks = {
-        f"the activation {activation!r}": activation not in ACTIVATIONS,
-        "different numbers of heads in encoder and decoder": heads != values["decoder_attention_heads"],
-        "feed-forward layers of different widths in encoder and decoder": ffn_width != values["decoder_ffn_dim"],
         "embeddings that are not scaled": not values.get("scale_embedding", True),
         "one embedding and an output apart from it": not values.get("tie_word_embeddings", True),
         "a decoder that does not begin with </s>": (
             values.get("decoder_start_token_id") != vocabulary.their_ids[0][EOS_ID]
         ),
     }
-    refuse_lacks(path, lacks)
-    return ModelConfig(
-        width=values["d_model"],
-        encoder_layers=values["encoder_layers"],
-        decoder_layers=values["decoder_layers"],
-        heads=heads,
-        ffn_width=ffn_width,
-        dropout=values.get("dropout", 0.1),
-        attention_dropout=values.get("attention_dropout", 0.0),
-        ffn_dropout=values.get("activation_dropout", 0.0),
-        activation=ACTIVATIONS[activation],
+    return read_network(
+        path,
+        values,
+        lacks,
         norm="pre",
         positions="sinusoidal_t2t",
         first_position=FIRST_POSITION,
-        max_positions=values["max_position_embeddings"],
         begin_with_end=True,
         vocab_size=vocabulary.vocab_size,
     )

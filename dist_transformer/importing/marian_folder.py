@@ -80,21 +80,45 @@ def read_config(path: Path, values: dict[str, Any], vocabulary: MarianVocabulary
     Raises:
         UserError: our model cannot express theirs.
     """
-    activation = values.get("activation_function")
     shares, is_tied = values.get("share_encoder_decoder_embeddings", True), values.get("tie_word_embeddings", True)
-    heads, ffn_width = values["encoder_attention_heads"], values["encoder_ffn_dim"]
     begin, end = vocabulary.their_ids[1][PAD_ID], {ids[EOS_ID] for ids in vocabulary.their_ids}
     lacks = {f"{name} = {values.get(name)!r}": values.get(name, value) != value for name, value in _EXPRESSED.items()}
     lacks |= {
-        f"the activation {activation!r}": activation not in ACTIVATIONS,
-        "different numbers of heads in encoder and decoder": heads != values["decoder_attention_heads"],
-        "feed-forward layers of different widths in encoder and decoder": ffn_width != values["decoder_ffn_dim"],
         "one embedding and an output apart from it": shares and not is_tied,
         "two ids of </s>": len(end) > 1,
         "a decoder that does not begin with <pad>": values.get("decoder_start_token_id") != begin,
         "two vocabularies with one embedding": shares and vocabulary.sizes[1] > 0,
     }
-    refuse_lacks(path, lacks)
+    return read_network(
+        path,
+        values,
+        lacks,
+        output_bias=True,
+        begin_with_pad=True,
+        tie_embeddings="all" if shares else "target" if is_tied else "none",
+        vocab_size=values["vocab_size"],
+        target_vocab_size=values["decoder_vocab_size"] if vocabulary.sizes[1] else 0,
+    )
+
+
+def read_network(path: Path, values: dict[str, Any], lacks: dict[str, bool], **others: Any) -> ModelConfig:
+    """Read the settings that MarianMT and M2M100 have alike.
+
+    Args:
+        lacks: what our model has not, by its name, and whether theirs has it.
+        others: other settings of our model.
+
+    Raises:
+        UserError: our model cannot express theirs.
+    """
+    activation = values.get("activation_function")
+    heads, ffn_width = values["encoder_attention_heads"], values["encoder_ffn_dim"]
+    shared = {
+        f"the activation {activation!r}": activation not in ACTIVATIONS,
+        "different numbers of heads in encoder and decoder": heads != values["decoder_attention_heads"],
+        "feed-forward layers of different widths in encoder and decoder": ffn_width != values["decoder_ffn_dim"],
+    }
+    refuse_lacks(path, shared | lacks)
     return ModelConfig(
         width=values["d_model"],
         encoder_layers=values["encoder_layers"],
@@ -106,11 +130,7 @@ def read_config(path: Path, values: dict[str, Any], vocabulary: MarianVocabulary
         ffn_dropout=values.get("activation_dropout", 0.0),
         activation=ACTIVATIONS[activation],
         max_positions=values["max_position_embeddings"],
-        output_bias=True,
-        begin_with_pad=True,
-        tie_embeddings="all" if shares else "target" if is_tied else "none",
-        vocab_size=values["vocab_size"],
-        target_vocab_size=values["decoder_vocab_size"] if vocabulary.sizes[1] else 0,
+        **others,
     )
 
 

@@ -271,7 +271,7 @@ class PrepareSettings:
         if not self.rates and self.segmented_side == "none":
             raise UserError("segmented_side none leaves nothing to draw: leave it out, or set --augment")
         if (self.terms is None) == ("terms" in self.rates):
-            raise UserError("augment terms and terms belong together: set --augment terms:0.1 --terms FILE, or none")
+            raise UserError("terms and its share belong together: set --augment terms:0.1 --terms FILE, or neither")
         alone = self._changed("segmentation_dropout", "segmentation_alpha", "segmented_side")
         if self.segmentations == 1 and alone:
             raise UserError(f"{alone} is for several segmentations: set --segmentations to 2 or more, or leave it out")

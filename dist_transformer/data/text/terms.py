@@ -35,7 +35,7 @@ class Terms:
         """Read a file with a source term, a tab and a target term in each line.
 
         Raises:
-            UserError: the file cannot be read, or a line is something else.
+            UserError: the file cannot be read or is empty, or a line is something else.
         """
         pairs = []
         for number, line in enumerate(read_lines(path), 1):
@@ -43,6 +43,8 @@ class Terms:
             if not TOKEN.search(source) or len(targets) != 1 or not targets[0]:
                 raise UserError(f"{path}, line {number:,}: write a source term, one tab, and its target term")
             pairs.append((source, targets[0]))
+        if not pairs:
+            raise UserError(f"{path} has no terms: write a source term, one tab, and its target term in each line")
         return cls(pairs)
 
     def annotate(self, source: str, target: str | None = None) -> tuple[str, list[str]]:

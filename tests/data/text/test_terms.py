@@ -56,3 +56,9 @@ def test_a_line_that_is_no_term(tmp_path: Path, line: str) -> None:
     (tmp_path / "terms").write_text(f"IT\tEDV\n{line}\n")
     with pytest.raises(UserError, match="terms, line 2: write a source term, one tab, and its target term"):
         Terms.read(tmp_path / "terms")
+
+
+def test_a_file_without_terms(tmp_path: Path) -> None:
+    (tmp_path / "terms").touch()
+    with pytest.raises(UserError, match="terms has no terms"):
+        Terms.read(tmp_path / "terms")
