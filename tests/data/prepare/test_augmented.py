@@ -94,8 +94,8 @@ def test_terms_are_behind_their_sources_in_pairs_that_have_both(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"augment": ("terms:0.1",)}, "augment terms and terms belong together"),
-        ({"terms": Path("none")}, "augment terms and terms belong together"),
+        ({"augment": ("terms:0.1",)}, "terms and its share belong together"),
+        ({"terms": Path("none")}, "terms and its share belong together"),
         ({"augment": ("copy:0.1",)}, "augment copy needs placeholders, and the vocabulary to be learned has none: set"),
         ({"augment": ("upper:0.1",), "lowercase": True}, "augment upper has no effect, because the vocabulary to be"),
         ({"augment": ("loud:0.1",)}, "augment loud:0.1: it must be one of upper"),
