@@ -8,7 +8,7 @@ import pytest
 
 from dist_transformer.data.text.toy_corpus import make_toy_corpus, write_toy_corpus
 from tests.compat.environments import make_environment, pinned, run_installed
-from tests.importing.test_importing import write_folder
+from tests.importing.marian_folders import write_folder
 
 # Arguments: the folder, and a file of lines.
 TRANSFORMERS = """

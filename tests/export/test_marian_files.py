@@ -26,8 +26,8 @@ from dist_transformer.importing.marian_folder import our_weights
 from dist_transformer.inference.scoring import score_ids
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
+from tests.importing.marian_folders import SILENT
 from tests.importing.marian_npz import HEADS, INNER, SIDES, WIDTH, Kind, log_probabilities, write_model
-from tests.importing.test_importing import SILENT
 
 CPU = torch.device("cpu")
 Lines = tuple[list[str], list[str]]

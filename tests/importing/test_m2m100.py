@@ -9,31 +9,25 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from dist_transformer.base.checks import Check
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.vocabulary.kinds import load_vocabulary
 from dist_transformer.data.vocabulary.m2m100 import M2M100Vocabulary
 from dist_transformer.data.vocabulary.tokenizer import EOS_ID
-from dist_transformer.export import gate, libraries
+from dist_transformer.export import gate
 from dist_transformer.export.checked_export import export_model
 from dist_transformer.export.libraries import ExportSettings
 from dist_transformer.importing import checked_import, m2m100_folder
-from dist_transformer.importing.checked_import import import_model
-from dist_transformer.importing.settings import ImportSettings
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.scoring import score_ids, score_pairs
 from dist_transformer.inference.translator import Translator
 from dist_transformer.model_folder import load_model, read_model_info
 from dist_transformer.run.layout import read_records
 from tests.conftest import ROOT, run_command, run_ranks
+from tests.importing.marian_folders import CPU, SILENT, Lines, run
 from tests.support.m2m100 import MODEL_FILE, SURPLUS, write_folder
 
-CPU = torch.device("cpu")
-SILENT = tqdm(disable=True)
-Lines = tuple[list[str], list[str]]
 TAGS = {"m2m100": ("__en__", "__de__"), "nllb": ("eng_Latn", "deu_Latn")}
 LINES = ["The cat sleeps.", "A man sees the old house in a park.", "They sing"]
 
@@ -50,25 +44,13 @@ def folder(family: str, toy_lines: Lines, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "COMPARED_LINES", 30)
-    monkeypatch.setattr(libraries, "_LONGEST_OUTPUT", 12)
-
-
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> Path:
     out = folder.with_name(f"{folder.name}-ours")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gate, "COMPARED_LINES", 30)
-        bring_in(folder, out)
+        run(folder, out)
     return out
-
-
-def bring_in(folder: Path, out: Path, **changes: Any) -> list[Check]:
-    shown: list[Check] = []
-    import_model(ImportSettings(folder=folder, out=out, **changes), CPU, progress=SILENT, show=shown.extend)
-    return shown
 
 
 def translator_of(path: Path, tags: tuple[str, ...], **settings: Any) -> Translator:
@@ -90,7 +72,7 @@ def their_greedy(folder: Path, tags: tuple[str, ...], lines: list[str]) -> list[
 
 
 def test_a_folder_becomes_a_model_that_translates_alike(family: str, folder: Path, ours: Path, tmp_path: Path) -> None:
-    names = [check.name for check in bring_in(folder, tmp_path / "again")]
+    names = [check.name for check in run(folder, tmp_path / "again")]
     assert names == ["surplus rows", "token ids", "decoding", "log-probabilities", "greedy search"]
     info, tags = read_model_info(ours), TAGS[family]
     assert info.direction.tags == tags
@@ -220,7 +202,7 @@ def test_the_gate_refuses_a_wrong_model(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(UserError, match=rf"outputs differ from those of .*\({rows}\)"):
-        bring_in(folder, tmp_path / "out")
+        run(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -242,7 +224,7 @@ def test_what_ours_cannot_express_is_refused_by_name(
     path = tmp_path / "theirs" / file
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(UserError, match=re.escape(message)):
-        bring_in(tmp_path / "theirs", tmp_path / "out")
+        run(tmp_path / "theirs", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +238,7 @@ def test_a_folder_without_a_tokenizer_is_refused(
     path = tmp_path / "theirs" / "tokenizer.json"
     path.unlink() if content is None else path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=message):
-        bring_in(tmp_path / "theirs", tmp_path / "out")
+        run(tmp_path / "theirs", tmp_path / "out")
 
 
 def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
@@ -264,7 +246,7 @@ def test_a_vocabulary_that_is_cut_to_a_text_splits_it_as_before(
 ) -> None:
     text = [*toy_lines[0][:15], *toy_lines[1][:15]]
     (tmp_path / "keep.txt").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
-    shown = bring_in(folder, tmp_path / "cut", keep_text=(tmp_path / "keep.txt",))
+    shown = run(folder, tmp_path / "cut", keep_text=(tmp_path / "keep.txt",))
     whole, cut = (load_vocabulary(path / "tokenizer.json").source for path in (ours, tmp_path / "cut"))
     assert (
         shown[0].found == f"{cut.vocab_size:,} of {whole.vocab_size:,} entries, which are all that the text needs, stay"
@@ -331,4 +313,4 @@ def test_a_network_of_the_size_of_nllb(toy_lines: Lines, tmp_path: Path, monkeyp
     """The network of 600M, with a vocabulary of 300 pieces."""
     monkeypatch.setattr(checked_import, "READ_LINES", 5)
     write_folder(tmp_path / "theirs", toy_lines[0], "nllb", layers=12, width=1024, heads=16, ffn=4096)
-    bring_in(tmp_path / "theirs", tmp_path / "ours")
+    run(tmp_path / "theirs", tmp_path / "ours")

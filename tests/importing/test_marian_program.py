@@ -26,8 +26,8 @@ from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, load_model, write_model_folder
 from tests.conftest import run_python
 from tests.export.test_marian_files import EXPRESSIBLE
+from tests.importing.marian_folders import ROWS, SILENT
 from tests.importing.marian_npz import Kind, write_decoder, write_vocabularies
-from tests.importing.test_importing import ROWS, SILENT
 
 CPU = torch.device("cpu")
 Lines = tuple[list[str], list[str]]
