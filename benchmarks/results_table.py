@@ -94,8 +94,8 @@ HIGHLIGHTS = [
     ),
     (
         "speed/gpu-check-h100.json",
-        "`big` on one GPU",
-        "{figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding: "
+        "One GPU",
+        "`big`: {figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding with `base`: "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
     ("speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU", _TRAINING_ON_A_CPU),

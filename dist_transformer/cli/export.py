@@ -9,7 +9,7 @@ dist-transformer export --model MODEL --to marian --marian marian/bin/pymarian -
 was imported from M2M100 or NLLB has their class and tokenizer again. --to
 ctranslate2: ctranslate2.Translator loads it; its tokens are those of tokenizer.json. --to marian: a model.npz, its
 vocabularies and decoder.yml, of a model that was imported from Marian, or trained with a SentencePiece vocabulary and
---model.begin-with-zeros true --model.positions sinusoidal_t2t --model.norm-epsilon 1e-6.
+--model.begin-with-zeros --model.positions sinusoidal_t2t --model.norm-epsilon 1e-6.
 
 The library loads the folder, and its results are compared with those of MODEL in fp32, on hostile strings and on a
 built-in text, or on 1,000 random lines of --src. The folder is written only if token ids and the texts of ids are the
