@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     import torch
 
     from dist_transformer.inference.files.corpus import Translate
-    from dist_transformer.inference.translator import Translation, Translator
+    from dist_transformer.inference.translation import Translation
+    from dist_transformer.inference.translator import Translator
     from dist_transformer.model_folder import ModelInfo
 
 # Lines that are in memory at a time; batches are formed from them.
@@ -280,7 +281,7 @@ def translation_of(
         notes: counts the notes of the translations.
         file: first input.
     """
-    from dist_transformer.inference.translator import count_notes
+    from dist_transformer.inference.translation import count_notes
 
     choose: Closest | None = None
     if settings.closest_to is not None:
@@ -302,7 +303,7 @@ def translation_of(
 
 def say_notes(notes: Counter[str]) -> None:
     """Tell, on the first rank, how many lines were not translated as they stand."""
-    from dist_transformer.inference.translator import noted
+    from dist_transformer.inference.translation import noted
     from dist_transformer.runtime.distributed import rank
 
     if rank() == 0:

@@ -14,7 +14,7 @@ from dist_transformer.base.errors import UserError, caution
 from dist_transformer.config.language_codes import base_language, bleu_tokenizer
 
 if TYPE_CHECKING:
-    from dist_transformer.inference.translator import Translation
+    from dist_transformer.inference.translation import Translation
 
 # Same as Perl's s/(\S)-(\S)/$1 ##AT##-##AT## $2/g, which the paper's English-German scores use: a single letter between
 # two hyphens belongs to the first match, and the second hyphen stays.

@@ -22,7 +22,8 @@ from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.loading import load_joint, read_joint_info, with_agreed_precision
 from dist_transformer.inference.scoring import encode_pairs, longest_line, score_ids
-from dist_transformer.inference.translator import Translator, count_notes, noted
+from dist_transformer.inference.translation import count_notes, noted
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import broadcast_object, by_main, on_all_ranks, rank, world_size

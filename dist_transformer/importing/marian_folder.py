@@ -22,6 +22,11 @@ NEVER = -100.0
 
 ACTIVATIONS: dict[Any, Any] = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 _REMEDY = "use a folder of MarianMTModel that transformers wrote"
+# Settings that every folder has, besides those with defaults.
+_SIZES = (
+    *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads"),
+    *("decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"),
+)
 # Values that our model has; folders without the setting have them, too.
 _EXPRESSED = {
     "scale_embedding": True,
@@ -96,8 +101,8 @@ def read_config(path: Path, values: dict[str, Any], vocabulary: MarianVocabulary
         output_bias=True,
         begin_with_pad=True,
         tie_embeddings="all" if shares else "target" if is_tied else "none",
-        vocab_size=values["vocab_size"],
-        target_vocab_size=values["decoder_vocab_size"] if vocabulary.sizes[1] else 0,
+        vocab_size=values.get("vocab_size"),
+        target_vocab_size=values.get("decoder_vocab_size") or values.get("vocab_size") if vocabulary.sizes[1] else 0,
     )
 
 
@@ -111,6 +116,8 @@ def read_network(path: Path, values: dict[str, Any], lacks: dict[str, bool], **o
     Raises:
         UserError: our model cannot express theirs.
     """
+    if missing := [name for name in _SIZES if values.get(name) is None]:
+        raise UserError(f"{path} lacks {', '.join(missing)}: use the whole folder of a model, as it was published")
     activation = values.get("activation_function")
     heads, ffn_width = values["encoder_attention_heads"], values["encoder_ffn_dim"]
     shared = {

@@ -189,8 +189,11 @@ class Running:
             return repeated
 
         def adjust(logits_RV: torch.Tensor, logp_RV: torch.Tensor, part: slice) -> torch.Tensor:
-            logp_RV = logp_RV if repeated is None else repeated(logits_RV, logp_RV, part)
-            return logp_RV.masked_fill(~allowed_BV[part], -torch.inf)
+            allowed_RV = allowed_BV[part]
+            if repeated is not None:
+                # A prefix may repeat itself; </s> is allowed behind it.
+                logp_RV = torch.where(allowed_RV[:, EOS_ID, None], repeated(logits_RV, logp_RV, part), logp_RV)
+            return logp_RV.masked_fill(~allowed_RV, -torch.inf)
 
         return adjust
 

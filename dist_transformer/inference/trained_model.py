@@ -11,14 +11,16 @@ import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.command_line import read_keywords
+from dist_transformer.data.text.pairs import refuse_surrogates
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.inference.aligned.alignment import Alignment, align, link_tokens
+from dist_transformer.inference.aligned.alignment import align, link_tokens
 from dist_transformer.inference.attention_maps import Attention, attention_of
 from dist_transformer.inference.decoding import RULES, Decoding, ExactLoading
 from dist_transformer.inference.ensemble import DecodingModel
 from dist_transformer.inference.loading import load_joint
 from dist_transformer.inference.scoring import PairScore, encode_pairs, longest_line, refuse_long, score_pairs
-from dist_transformer.inference.translator import ScoredText, Translator, count_notes, noted
+from dist_transformer.inference.translation import Alignment, ScoredText, count_notes, noted
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.device import find_device
@@ -146,7 +148,7 @@ class TrainedModel:
         if decoding.markup is None:
             texts = _as_lines("lines", lines, split=True)
         else:
-            texts = [lines] if isinstance(lines, str) else list(lines)
+            texts = _as_texts("lines", [lines] if isinstance(lines, str) else lines)
         translations = translator.translate(texts, prefixes=begun)
         for note in noted(count_notes(translations)):
             # Of the line that called the method.
@@ -210,17 +212,22 @@ def _as_lines(name: str, values: Lines, *, split: bool = False) -> list[str]:
     Raises:
         UserError: the argument `name` is something else.
     """
-    if split and isinstance(values, str):
-        values = values.split("\n")
+    texts = _as_texts(name, values.split("\n") if split and isinstance(values, str) else values)
+    lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
+    for place, line in enumerate(lines):
+        if "\n" in line:
+            raise UserError(f"{name}[{place}] has several lines: pass them one by one, as by text.split('\\n')")
+    return lines
+
+
+def _as_texts(name: str, values: Iterable[str]) -> list[str]:
     # Python would read a str as a list of characters.
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         found = "a string" if isinstance(values, str) else f"{values!r:.60}"
         raise UserError(f"{name} is {found}: pass a list of lines")
-    lines = list(values)
-    for place, line in enumerate(lines):
-        if not isinstance(line, str):
-            raise UserError(f"{name}[{place}] is {line!r:.60}, which is not a str: pass text, or leave it out")
-        lines[place] = line.removesuffix("\n").removesuffix("\r")
-        if "\n" in lines[place]:
-            raise UserError(f"{name}[{place}] has several lines: pass them one by one, as by text.split('\\n')")
-    return lines
+    texts = list(values)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"{name}[{place}] is {text!r:.60}, which is not a str: pass text, or leave it out")
+        refuse_surrogates(text, f"{name}[{place}]")
+    return texts

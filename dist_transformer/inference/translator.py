@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +13,15 @@ from dist_transformer.base.messages import as_kind
 from dist_transformer.data.text.protect import ProtectedLine
 from dist_transformer.data.text.sentences import has_several_sentences, split_sentences
 from dist_transformer.data.text.terms import Terms, count_terms
-from dist_transformer.data.vocabulary.placeholders import decode_marked, encode_all, shared_placeholders, term_marks_of
+from dist_transformer.data.vocabulary.placeholders import (
+    decode_marked,
+    encode_all,
+    placeholders_of,
+    shared_placeholders,
+    term_marks_of,
+)
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
-from dist_transformer.inference.aligned.alignment import Alignment, add_alignments
+from dist_transformer.inference.aligned.alignment import add_alignments
 from dist_transformer.inference.aligned.markup import translate_documents
 from dist_transformer.inference.batches import Batch, make_batches
 from dist_transformer.inference.beam import Hypothesis, beam_search
@@ -26,7 +31,7 @@ from dist_transformer.inference.mbr import choose
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling import sample_several
 from dist_transformer.inference.scoring import not_finite
-from dist_transformer.inference.splitting import join_hypotheses, split_text
+from dist_transformer.inference.translation import ScoredText, Split, Translation, join_hypotheses, split_text
 from dist_transformer.model.products import Products
 from dist_transformer.model_folder import ModelInfo
 from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, rank, world_size
@@ -34,94 +39,6 @@ from dist_transformer.runtime.distributed import gather_objects, on_all_ranks, r
 # Whether the next sentence takes the slot of one that ended. On a CPU this took 1.5 times as long as steps that get
 # smaller, because every step attends to the room of the longest sentence.
 _REFILLS = {"cpu": False, "cuda": True}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredText:
-    text: str
-    """One line: line breaks are spaces."""
-    score: float
-    tokens: tuple[int, ...]
-    """Ids without special tokens, a tag of the target first; for a split line, those of all parts."""
-    is_cut: bool = False
-    """Whether it, or a part of it, reached the maximum length and would have continued."""
-    alignment: Alignment | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
-    """Note about a line that was not translated as a whole."""
-
-    limit: int
-    """Maximum tokens of a source that is translated as a whole; 0: every line is split at its sentences."""
-    parts: int
-    """Number of parts that were translated one by one and joined."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Translation:
-    """Translation of one line; a blank line has one empty hypothesis."""
-
-    hypotheses: tuple[ScoredText, ...]
-    """At least one hypothesis: the best first, or samples in the order in which they were drawn. For a split line, the
-    k-th joins the k-th of each part; its score is their mean."""
-    split: Split | None = None
-    beyond_training: bool = False
-    """Whether the line, or a part of it, is longer than anything that the model was trained on."""
-    whole_for_prefix: bool = False
-    """Whether a line that would be split was translated as a whole, because its prefix has several sentences."""
-    max_extra_tokens: int = 0
-    """Tokens that the longest output has more than its source."""
-    missing_spans: int = 0
-    """Protected spans that the model left out of the best hypothesis."""
-    terms: int = 0
-    """Terms that the translation should have."""
-    terms_kept: int = 0
-    """Terms of these that the best hypothesis has."""
-
-    @property
-    def text(self) -> str:
-        return self.hypotheses[0].text
-
-    @property
-    def notes(self) -> Iterator[str]:
-        """Facts that a reader of the translation needs: ends of sentences that begin with a number of lines."""
-        if self.split is not None and self.split.limit == 0:
-            yield "of several sentences: translated sentence by sentence, as the model was trained"
-        elif self.split is not None:
-            yield f"of more than {self.split.limit:,} tokens: translated in parts, cut between sentences if possible"
-        if self.beyond_training:
-            yield "with a sentence that is longer than any in the training: check the translation"
-        if self.whole_for_prefix:
-            yield "translated as a whole for a prefix of several sentences: check that no sentence is missing"
-        if self.missing_spans:
-            yield "without a place for protected text in the translation: look for it at the end, or add it"
-        if any(one.alignment is not None and not one.alignment.is_guided for one in self.hypotheses):
-            yield "aligned by attention that no alignments guided: train with --guided-attention for better ones"
-        if any(one.is_cut for one in self.hypotheses):
-            yield (
-                f"with a translation that was cut at the limit of source + {self.max_extra_tokens} tokens, or of the "
-                "model's positions: check the line, raise max_extra_tokens, or train the model longer"
-            )
-
-
-_TERMS, _TERMS_KEPT = "terms", "terms that came out"
-
-
-def count_notes(translations: Iterable[Translation]) -> Counter[str]:
-    """Count the lines of each note, and the terms."""
-    notes = Counter[str]()
-    for one in translations:
-        notes.update(one.notes)
-        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.terms_kept})
-    return notes
-
-
-def noted(notes: Counter[str]) -> list[str]:
-    """Write one sentence for each note; the last one counts the terms, unless there are none."""
-    lines = {note: count for note, count in sorted(notes.items()) if note not in (_TERMS, _TERMS_KEPT)}
-    terms = [f"{notes[_TERMS_KEPT]:,} of {notes[_TERMS]:,} terms are in the translations"] * bool(notes[_TERMS])
-    return [f"{count:,} {'line' if count == 1 else 'lines'} {note}" for note, count in lines.items()] + terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +93,8 @@ class Translator:
         # The source's `</s>`, or the target's `<s>`, takes a position, and so does each tag.
         positions = model.config.max_positions - 1 - max(len(self.tag_ids), len(self.target_tag_ids))
         self.placeholders = shared_placeholders(tokenizer) if settings.protect else {}
+        of_sources = placeholders_of(tokenizer.source)
+        self.placeholders_of_source = {mark: of_sources[mark] for mark in self.placeholders}
         if settings.protect and not self.placeholders:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
@@ -203,7 +122,7 @@ class Translator:
         self.split_over = None if wanted == "no" else wanted
 
     def translate(
-        self, lines: Sequence[str], *, first: int = 0, prefixes: Sequence[str] | None = None
+        self, lines: Sequence[str], *, first: int = 0, prefixes: Sequence[str] | None = None, align: bool = True
     ) -> list[Translation]:
         """Translate each line, in order.
 
@@ -212,13 +131,14 @@ class Translator:
             prefixes: text that the translation of each line begins with, as the target vocabulary normalizes it; blank
                 for no prefix. Of a line that is split, the first part has the prefix; if the prefix has several
                 sentences, the line is translated as a whole.
+            align: whether to align, if the settings say so.
 
         Raises:
             UserError: there are more or fewer prefixes than lines; or a prefix has characters that the vocabulary
                 lacks, or is too long for the model, or belongs to a line that is blank or too long.
         """
         if self.settings.markup is None:
-            return self._translate(lines, first, prefixes, align=self.settings.alignment)
+            return self._translate(lines, first, prefixes, align=align and self.settings.alignment)
         if prefixes is not None:
             raise UserError("prefixes are for text without markup: leave one of them out")
         return self.translate_markup(lines)
@@ -250,9 +170,9 @@ class Translator:
         everything = {i: texts for part in parts for i, texts in part.items()}
         return self._assemble(sources, everything)
 
-    def source_ids(self, line: str) -> list[int]:
+    def source_ids(self, line: str, prefix: str = "") -> list[int]:
         """Return the ids that the model reads of a line that is translated as a whole, without the `</s>`."""
-        (ids,) = encode_all(self.tokenizer.source, [self._protected(line).text])
+        (ids,) = encode_all(self.tokenizer.source, [self._protected(line, prefix).text])
         return [*self.tag_ids, *ids]
 
     def _sources(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> Sources:
@@ -264,18 +184,20 @@ class Translator:
         encoded_lines = encode_all(self.tokenizer.source, texts)
         for number, (line, ids, beginning) in enumerate(zip(texts, encoded_lines, beginnings, strict=True), first + 1):
             start = len(sources.ids)
-            if not self.tokenizer.source.is_blank(line):
+            if ids and not self.tokenizer.source.is_blank(line):
                 if beginning is not None and len(ids) > self.max_source_tokens:
                     raise UserError(
                         f"line {number:,} has a prefix and {len(ids):,} tokens, and lines of more than "
                         f"{self.max_source_tokens:,} are translated in parts: split the line, or leave its prefix empty"
                     )
-                parts = self._parts(line, len(ids), self.split_over)
+                spans = {mark: span for mark, (span, *_) in sources.lines[len(sources.places)].spans.items()}
+                parts = self._parts(line, len(ids), self.split_over, spans)
                 several = prefixes is not None and has_several_sentences(prefixes[number - first - 1])
                 if beginning is not None and several and len(parts) > 1:
                     sources.whole_for_prefix.add(len(sources.places))
                     parts = [line]
-                encoded = [ids] if parts == [line] else encode_all(self.tokenizer.source, parts)
+                # The vocabulary may leave nothing of a part.
+                encoded = [*filter(None, encode_all(self.tokenizer.source, parts))] if parts != [line] else [ids]
                 sources.ids.extend([*self.tag_ids, *part] for part in encoded)
                 sources.prefixes.extend([beginning, *[None] * (len(encoded) - 1)])
             elif beginning is not None:
@@ -328,13 +250,17 @@ class Translator:
             for line, ids in zip(cleaned, self.tokenizer.source.encode_batch(cleaned), strict=True)
         )
 
-    def _parts(self, line: str, tokens: int, split_over: int | None) -> list[str]:
-        """Return what is translated one by one: the line, its sentences if it is long, or smaller parts."""
+    def _parts(self, line: str, tokens: int, split_over: int | None, spans: Mapping[str, str] = {}) -> list[str]:
+        """Return what is translated one by one: the line, its sentences if it is long, or smaller parts.
+
+        Args:
+            spans: what marks of the line stand for.
+        """
         if tokens > self.max_source_tokens:
             return split_text(line, self.tokenizer.source, self.max_source_tokens)
         if split_over is None or len(self.tag_ids) + tokens <= split_over:
             return [line]
-        sentences = split_sentences(line)
+        sentences = split_sentences(line, spans)
         return sentences if len(sentences) > 1 else [line]
 
     @functools.cached_property
@@ -401,8 +327,8 @@ class Translator:
 
     def _left_out(self, source: set[int], terms: Sequence[str], one: Hypothesis) -> int:
         """Count the spans that a hypothesis leaves out, and less the terms that it has."""
-        spans = (source & {*self.placeholders.values()}) - {*one.tokens}
-        return len(spans) - (count_terms(terms, self._text_of(one.tokens)) if terms else 0)
+        wanted = [self.placeholders[mark] for mark, token in self.placeholders_of_source.items() if token in source]
+        return len({*wanted}.difference(one.tokens)) - (count_terms(terms, self._text_of(one.tokens)) if terms else 0)
 
     def _begun(self, prefix: Prefix | None) -> Prefix | None:
         """Put the target's tags in front of a prefix."""

@@ -71,7 +71,7 @@ class ServedModel:
             raise UserError(NO_TEXT)
         (translation,) = self.translator.translate([text], prefixes=[prefix])
         split = translation.split
-        source = self.translator.source_ids(text)
+        source = self.translator.source_ids(text, prefix)
         longest = max(len(source), *(len(found.tokens) for found in translation.hypotheses))
         return {
             **self.describe(),
@@ -103,8 +103,9 @@ class ServedModel:
         Raises:
             UserError: the model's numbers are not finite, or the device has not enough memory.
         """
-        translate = self.translator.translate_markup if has_tags else self.translator.translate
-        translated = iter(translate([line for text in texts for line in text]))
+        lines = [line for text in texts for line in text]
+        translator = self.translator
+        translated = iter(translator.translate_markup(lines) if has_tags else translator.translate(lines, align=False))
         return ["\n".join(next(translated).text for _ in text) for text in texts]
 
     def attention(self, request: AttentionRequest) -> dict[str, Any]:

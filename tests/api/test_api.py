@@ -119,6 +119,12 @@ def test_nbest_scores_are_those_of_score(model: TrainedModel) -> None:
     assert compared > 0
 
 
+def test_nothing_is_linked_to_an_empty_source(model: TrainedModel) -> None:
+    empty, other = model.align(["", "Our dog"], ["Hund", "Hund"])
+    assert (empty.links, empty.words) == ((), "")
+    assert other.links
+
+
 def test_attention_has_the_pieces_of_its_rows_and_columns(model: TrainedModel) -> None:
     attention = model.attention("The man sees.", "Der Mann.")
     config = model.info.model
@@ -144,6 +150,8 @@ def test_bad_arguments_are_one_sentence(model: TrainedModel, model_folder: Path,
         (lambda: model.translate(None), "lines is None: pass a list of lines"),
         (lambda: model.translate(["a", "b\nc"]), "lines[1] has several lines: pass them one by one"),
         (lambda: model.translate(["a"], prefixes=[7]), "prefixes[0] is 7, which is not a str"),
+        (lambda: model.translate(["a", None], markup="html"), "lines[1] is None, which is not a str"),
+        (lambda: model.translate(["a\ud800"]), "lines[0] holds half of a surrogate pair"),
         (lambda: model.score(["a"], []), "src and tgt must have the same number of lines (1 and 0)"),
         (lambda: model.attention("a", long), "the model has room for"),
         (lambda: model.translate(["a"], nbest=0), "nbest"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.cli.translate import translation_of
-from dist_transformer.inference.translator import ScoredText, Translation
+from dist_transformer.inference.translation import ScoredText, Translation
 from tests.cli.conftest import Call, Lines
 from tests.conftest import ROOT, run_python
 from tests.small_model import restate

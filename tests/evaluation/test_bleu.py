@@ -19,7 +19,7 @@ from dist_transformer.evaluation.bleu import (
     score,
     split_hyphens,
 )
-from dist_transformer.inference.translator import ScoredText, Translation
+from dist_transformer.inference.translation import ScoredText, Translation
 
 HYPOTHESES = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]
 REFERENCES = ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."]

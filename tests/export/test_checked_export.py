@@ -23,7 +23,8 @@ from dist_transformer.export import checked_export, ctranslate2, gate, libraries
 from dist_transformer.export.checked_export import Export, export_model
 from dist_transformer.export.ctranslate2 import CTranslate2Peer
 from dist_transformer.export.libraries import ExportSettings
-from dist_transformer.inference.translator import ScoredText, Translation, Translator
+from dist_transformer.inference.translation import ScoredText, Translation
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.model_folder import ModelInfo, write_model_folder
 from tests.support.tiny import tiny_config

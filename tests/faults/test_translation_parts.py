@@ -18,7 +18,7 @@ import pytest
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.files import corpus, parts
 from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
-from dist_transformer.inference.translator import ScoredText, Translation
+from dist_transformer.inference.translation import ScoredText, Translation
 from tests.faults.campaign import Case, campaign
 from tests.support.damage import FAULTS, Fault, damage
 

@@ -207,6 +207,10 @@ def test_a_path_that_is_no_folder_of_a_model_is_named(plain: Path, tmp_path: Pat
         (edit("config.json", model_type="bart"), "is of a model of type 'bart', not marian"),
         (edit("config.json", scale_embedding=False), "has scale_embedding = False, which a model here cannot express"),
         (edit("config.json", activation_function="tanh"), "has the activation 'tanh', which"),
+        (
+            remove("config.json", "encoder_layers", "d_model"),
+            "lacks d_model, encoder_layers: use the whole",
+        ),
         (edit("config.json", tie_word_embeddings=False), "has one embedding and an output apart from it, which"),
         (edit("config.json", share_encoder_decoder_embeddings=False), "do not fit its config.json (missing: "),
         (edit("config.json", decoder_attention_heads=8), "different numbers of heads"),

@@ -17,7 +17,8 @@ from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.prefixes import PieceTexts, Prefix, Prefixes
 from dist_transformer.inference.sampling import sample
-from dist_transformer.inference.translator import Split, Translator, count_notes, noted
+from dist_transformer.inference.translation import Split, count_notes, noted
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from tests.inference.test_beam import assert_same, make_model, make_sources, plain_search, same_memory, steps_on_a_gpu
 from tests.inference.test_sampling import next_logp
@@ -69,6 +70,14 @@ def reference(
 
 
 TEXTS = ["Ein Ha", "", "Ein Haus steht", "H", "", "Häu", "das Haus, d", "北"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_prefix_may_repeat_what_an_output_may_not(size: int, tokenizer: Tokenizer, model: Transformer) -> None:
+    text = "das Haus, das Haus, das Haus"
+    translator = Translator(model, tokenizer, CPU, Decoding(no_repeat_ngram_size=size, max_extra_tokens=9))
+    (found,) = translator.translate(["Ein Hund"], prefixes=[text])
+    assert found.text.startswith(text)
 
 
 @pytest.mark.system

@@ -1,19 +1,25 @@
 """Protected text and lines in capitals on their way through a translator, whose search gives a source back."""
 
+import io
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.placeholders import TERM_TAGS, placeholder_tags
+from dist_transformer.data.vocabulary.kinds import wrap_pair
+from dist_transformer.data.vocabulary.placeholders import TERM_TAGS, encode_all, placeholder_tags
+from dist_transformer.data.vocabulary.sentence_piece import wrap_sentence_piece
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
+from dist_transformer.inference.aligned import alignment
 from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.translator import Translator, count_notes, noted
+from dist_transformer.inference.translation import count_notes, noted
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 
 TEXTS = ["See the house, and the dog.", "The dog sees 12 houses"] * 5
@@ -73,6 +79,76 @@ def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
     (both,) = translator_of(tokenizer, protect=("numbers",), nbest=3).translate(lines[:1])
     assert [one.score for one in both.hypotheses] == [-2, -3, -1]
     assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
+
+
+def test_sides_have_placeholders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = placeholder_tags(2)
+    sides = (learn_byte_bpe(TEXTS, vocab_size=300, tags=each) for each in (("<2de>", "<2fr>", *tags), tags))
+    pair = wrap_pair(*sides)
+    first, second = pair.target.tag_ids(tags)
+    assert pair.source.tag_ids(tags) != [first, second]
+    kept = [[second], [first]]
+
+    def search(_, sources, *, settings, **how):  # type: ignore[no-untyped-def]
+        scored = [Hypothesis(tokens=[*one], score=-i, log_probability=-1.0) for i, one in enumerate(kept)]
+        return [scored[: settings.results] for _ in sources]
+
+    monkeypatch.setattr(module, "beam_search", search)
+    model = Transformer(ModelConfig(**SHAPE, vocab_size=300, target_vocab_size=300, tie_embeddings="target"))
+    settings = Decoding(protect=("numbers", "urls"), alignment=True)
+    translator = Translator(model, pair, torch.device("cpu"), settings, tags=("<2de>",))
+    assert translator.translate(["See 12"])[0].text == "12"
+    # A link to a placeholder of the source is one to its span.
+    kept[:] = [[first, second]]
+    marks = pair.source.tag_ids(tags)
+    monkeypatch.setattr(alignment, "link_tokens", lambda _, pairs, **how: [[*map(pairs[0][0].index, marks)]])
+    line = "See 12 and https://a.example/b"
+    (found,) = translator.translate([line])
+    assert found.hypotheses[0].alignment is not None
+    links = found.hypotheses[0].alignment.links
+    assert [line[link.source_start : link.source_end] for link in links] == ["12", "https://a.example/b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("The dog sees on 3. May the house. See", ["The dog sees on \ufdd0. May the house.", "See"]),
+        ("See paper etc and the dog. See", ["See paper etc \ufffe usw. \uffff and the dog.", "See"]),
+    ],
+)
+def test_what_stands_for_other_text_ends_no_sentence(
+    line: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "terms").write_text("etc\tusw.\n")
+    with_all = learn_byte_bpe(TEXTS, vocab_size=300, tags=(*placeholder_tags(2), *TERM_TAGS))
+    seen = list[str]()
+
+    def take(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+        seen.extend(texts)
+        return encode_all(tokenizer, texts)
+
+    monkeypatch.setattr(module, "encode_all", take)
+    translator_of(with_all, protect=("numbers",), terms=tmp_path / "terms", split_over=1).translate([line])
+    assert seen[1:] == parts
+
+
+def test_a_part_of_which_nothing_is_left_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own table removes a zero-width space, which is a part on its own behind a full stop."""
+    written = io.BytesIO()
+    names = {"pad_piece": "<pad>", "pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=written, vocab_size=60, hard_vocab_limit=False, **names
+    )
+    vocabulary = wrap_sentence_piece(written.getvalue())
+
+    def echo(_, sources, **how):  # type: ignore[no-untyped-def]
+        assert all(sources)
+        return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
+
+    monkeypatch.setattr(module, "beam_search", echo)
+    translator = translator_of(vocabulary, alignment=True, nbest=1, split_over=1)
+    lines = ["See the dog. \u200b", "\u200b"]
+    assert [one.text for one in translator.translate(lines)] == ["See the dog.", ""]
 
 
 def test_the_best_hypothesis_that_has_most_terms_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

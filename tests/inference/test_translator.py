@@ -13,7 +13,8 @@ from dist_transformer.inference.beam import Hypothesis, beam_search
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.files.formats import OutputFormat
 from dist_transformer.inference.scoring import score_ids
-from dist_transformer.inference.translator import Split, Translator, count_notes, noted
+from dist_transformer.inference.translation import Split, count_notes, noted
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from dist_transformer.runtime import distributed
 

@@ -7,6 +7,7 @@ import bisect
 import codecs
 import difflib
 import functools
+import itertools
 import re
 import unicodedata
 from collections import defaultdict
@@ -123,9 +124,14 @@ def _places(own: str, text: str) -> list[Span | None]:
     """Find the part of `text` that each character of `own` corresponds to."""
     ours, theirs = _folded(own), _folded(text)
     one, other = ("".join(character for character, _ in side) for side in (ours, theirs))
-    blocks: Sequence[tuple[str, int, int, int, int]] = [("equal", 0, len(one), 0, len(other))]
-    if one != other:
-        blocks = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    # What both begin and end with needs no search, which takes quadratic time.
+    head = _alike(one, other)
+    tail = _alike(one[head:][::-1], other[head:][::-1])
+    inner = one[head : len(one) - tail], other[head : len(other) - tail]
+    blocks = [("equal", 0, head, 0, head), ("equal", len(one) - tail, len(one), len(other) - tail, len(other))]
+    for kind, *places in difflib.SequenceMatcher(None, *inner, autojunk=False).get_opcodes():
+        first, stop, begin, end = (head + place for place in places)
+        blocks.append((kind, first, stop, begin, end))
     found: list[Span | None] = [None] * len(own)
     for kind, first, stop, begin, end in blocks:
         for i in range(first, stop if begin < end else first):
@@ -134,6 +140,11 @@ def _places(own: str, text: str) -> list[Span | None]:
             span, before = (theirs[start][1], theirs[last][1] + 1), found[ours[i][1]]
             found[ours[i][1]] = (min(span[0], before[0]), max(span[1], before[1])) if before else span
     return found
+
+
+def _alike(one: str, other: str) -> int:
+    """Count the characters with which both texts begin."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _folded(text: str) -> list[tuple[str, int]]:

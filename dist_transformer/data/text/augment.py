@@ -13,13 +13,15 @@ from random import Random
 import numpy as np
 
 from dist_transformer.base.errors import UserError
+from dist_transformer.data.text.sentences import COMBINING
 from dist_transformer.data.text.terms import Terms
 
 # A word, or a character of a script that writes no spaces.
 _CHARACTER = "[\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
-_LETTER = rf"(?:(?!{_CHARACTER})\w)"
+_LETTER = rf"(?:(?!{_CHARACTER})\w[{COMBINING}]*)"
 _SPACELESS, _WORD = re.compile(_CHARACTER), re.compile(rf"{_CHARACTER}|{_LETTER}+(?:['’-]{_LETTER}+)*")
-_LETTERS = re.compile(r"[^\W\d_]+")
+# Not that of "s" in "it's", or behind a vowel sign.
+_INITIAL = re.compile(rf"(?<![\w'’{COMBINING}])[^\W\d_]")
 _END = re.compile(r"[.!?…。！？]+$")
 # One error for so many words.
 _WORDS_PER_ERROR = 8
@@ -36,10 +38,8 @@ def upper(source: str, target: str, random: Random) -> Texts:
 
 
 def title(source: str, target: str, random: Random) -> Texts:
-    def of(text: str) -> str:
-        return _LETTERS.sub(lambda word: word[0][0].upper() + word[0][1:], text)
-
-    return of(source), of(target)
+    one, other = (_INITIAL.sub(lambda letter: letter[0].upper(), text) for text in (source, target))
+    return one, other
 
 
 def typos(source: str, target: str, random: Random) -> Texts:
@@ -105,7 +105,7 @@ class Neighbours:
             return []
         # Of equal words, those at about the same place translate each other.
         dice *= 1 - abs(np.arange(len(ones))[:, None] / len(ones) - np.arange(len(others)) / len(others))
-        best = {i: j for i, j in enumerate(dice.argmax(1).tolist()) if dice[i, j] > 0 and dice[:, j].argmax() == i}
+        best = {i: j for i, j in enumerate(dice.argmax(1).tolist()) if dice[i, j] > 0}
         found = []
         for i in range(len(ones) + 1):
             place = (ones[i][1][0], True) if i < len(ones) else (ones[-1][1][1], False)

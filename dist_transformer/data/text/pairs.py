@@ -376,13 +376,17 @@ def short_pair(source: str, target: str) -> Pair | None:
     return source, target
 
 
-def one_line(text: str, where: str) -> str:
-    """Replace line breaks, which text from JSON or a table may contain, by spaces, because files have one line each."""
+def refuse_surrogates(text: str, where: str) -> None:
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff): fix the text") from None
+
+
+def one_line(text: str, where: str) -> str:
+    """Replace line breaks, which text from JSON or a table may contain, by spaces, because files have one line each."""
+    refuse_surrogates(text, where)
     # A search for one character is thirty times as fast as the expression.
     return _LINE_BREAK.sub(" ", text) if "\n" in text or "\r" in text else text
 

@@ -8,14 +8,17 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dist_transformer.data.text.sentences import UNSPACED_CHARACTER
 from dist_transformer.data.vocabulary.placeholders import split_at_marks, without_marks
 
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
 _SPACELESS = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
+_BEGIN = rf"(?<![^\W{_SPACELESS}])"
 _PATTERNS = {
     "urls": rf"(?i:(?:https?|ftp)://|www\.)[^\s<>\"'{_SPACELESS}]*[^\s<>\"'{_SPACELESS}.,;:!?()\[\]{{}}]",
-    "emails": r"(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
-    "numbers": rf"(?<![^\W{_SPACELESS}])\d+(?:[.,:/-]\d+)*(?![^\W{_SPACELESS}])",
+    "emails": rf"{_BEGIN}(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
+    # All of a number, or nothing of it, so that 1.5km stays.
+    "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?![^\W{_SPACELESS}])",
     "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
 }
 KINDS = tuple(_PATTERNS)
@@ -63,9 +66,11 @@ class ProtectedLine:
         is_raised = recase and not prefix and text.isupper() and len(text.split()) > 1
         if is_raised:
             text = _SENTENCE.sub(lambda found: found[1] + found[2].upper(), text.lower())
-        for mark, (span, *_) in [*spans.items()]:
-            if span in prefix:
-                prefix = prefix.replace(span, "", 1)
+        # Longer spans may hold shorter ones.
+        for mark, (span, *_) in sorted(spans.items(), key=lambda each: -len(each[1][0])):
+            rest = re.sub(rf"(?<!\w){re.escape(span)}(?!\w)", " ", prefix, count=1)
+            if rest != prefix:
+                prefix = rest
                 del spans[mark]
         return cls(text, spans, is_raised=is_raised)
 
@@ -101,6 +106,9 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     if not text or not more:
         return text + more
     ends = text[-1], more[0]
-    glued = beside in ends or (beside.isalnum() and any(map(str.isalnum, ends)))
+    is_letter = beside.isalnum() and not UNSPACED_CHARACTER.match(beside)
+    glued = beside in ends or (is_letter and any(map(str.isalnum, ends)))
+    # As in 15-Zoll.
+    glued |= more[0] in "-'’" and more[1:2].isalnum()
     glued |= any(unicodedata.east_asian_width(end) in "WF" for end in ends)
     return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more

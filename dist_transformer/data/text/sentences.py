@@ -2,10 +2,16 @@
 
 import itertools
 import re
+import unicodedata
+from collections.abc import Mapping
+
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 
 # Han, kana, and the signs written with them; there is no space between their sentences.
 _UNSPACED = "\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
 UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+COMBINING = "\u200c\u200d" + "".join(filter(lambda each: unicodedata.category(each)[0] == "M", map(chr, range(2**16))))
+"""Characters that belong to the letter before them, such as vowel signs, for a set of a regular expression."""
 # Signs that end a sentence, then closing quotes and brackets, then white space. Search takes linear time, because the
 # expression matches wherever its first sign occurs.
 _STOP = re.compile(r"""[.!?…。｡！？।॥؟۔።။។]+["'”’»›」』）)\]]*(?P<space>\s*)""")
@@ -23,13 +29,16 @@ _WORD_BEFORE = re.compile(r"""[^\s"'“‘„«‚(\[]*$""")
 _LOOK_BEHIND = 12
 
 
-def split_sentences(text: str) -> list[str]:
+def split_sentences(text: str, spans: Mapping[str, str] = {}) -> list[str]:
     """Cut a text at the ends of its sentences. No part is blank, and they hold all of the text except white space.
 
     A full stop ends no sentence after an abbreviation, an initial or a short number, or before a small letter, unless
     the text has no capitals.
+
+    Args:
+        spans: what characters of the text stand for.
     """
-    return [sentence.strip() for sentence in _sentences(text) if not sentence.isspace()]
+    return [sentence.strip() for sentence in _sentences(text, spans) if not sentence.isspace()]
 
 
 def has_several_sentences(text: str) -> bool:
@@ -38,21 +47,24 @@ def has_several_sentences(text: str) -> bool:
     return stop is not None and stop.end() < len(text) and len(split_sentences(text)) > 1
 
 
-def _sentences(text: str) -> list[str]:
+def _sentences(text: str, spans: Mapping[str, str]) -> list[str]:
     ends = [0]
     has_capitals = text != text.lower()
     for stop in _STOP.finditer(text):
+        if text.count(TERM_MARKS[0], 0, stop.start()) > text.count(TERM_MARKS[1], 0, stop.start()):
+            # In a term for the translation.
+            continue
         following = text[stop.end() : stop.end() + 1]
         # Spaced dots, ". . .", belong to the sentence before them.
         if len(ends) > 1 and stop.start() == ends[-1]:
             ends.pop()
-        spaced = stop["space"] and not _continues(text, stop, has_capitals=has_capitals)
+        spaced = stop["space"] and not _continues(text, stop, spans, has_capitals=has_capitals)
         if spaced or not _SURE_STOPS.isdisjoint(stop.group()) or UNSPACED_CHARACTER.match(following):
             ends.append(stop.end())
     return [text[start:end] for start, end in itertools.pairwise([*ends, len(text)]) if end > start]
 
 
-def _continues(text: str, stop: re.Match[str], *, has_capitals: bool) -> bool:
+def _continues(text: str, stop: re.Match[str], spans: Mapping[str, str], *, has_capitals: bool) -> bool:
     """Tell whether the sentence continues after a full stop, or dots, and white space."""
     if stop.group().strip().strip(".…"):
         return False
@@ -61,4 +73,4 @@ def _continues(text: str, stop: re.Match[str], *, has_capitals: bool) -> bool:
     if stop.group().strip() != ".":
         return False
     behind = _WORD_BEFORE.search(text, max(0, stop.start() - _LOOK_BEHIND), stop.start())
-    return behind is not None and _ABBREVIATION.fullmatch(behind.group()) is not None
+    return behind is not None and _ABBREVIATION.fullmatch(spans.get(behind[0], behind[0])) is not None

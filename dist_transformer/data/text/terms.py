@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.lines import read_lines
-from dist_transformer.data.text.sentences import UNSPACED_CHARACTER
-from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
+from dist_transformer.data.text.sentences import COMBINING, UNSPACED_CHARACTER
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, without_marks
 
-TOKEN = re.compile(rf"{UNSPACED_CHARACTER.pattern}|(?:(?!{UNSPACED_CHARACTER.pattern})\w)+|[^\w\s]")
+TOKEN = re.compile(rf"{UNSPACED_CHARACTER.pattern}|(?:(?!{UNSPACED_CHARACTER.pattern})\w[{COMBINING}]*)+|[^\w\s]")
 
 
 class Terms:
@@ -39,7 +39,7 @@ class Terms:
         """
         pairs = []
         for number, line in enumerate(read_lines(path), 1):
-            source, *targets = map(str.strip, line.split("\t"))
+            source, *targets = map(str.strip, without_marks(line).split("\t"))
             if not TOKEN.search(source) or len(targets) != 1 or not targets[0]:
                 raise UserError(f"{path}, line {number:,}: write a source term, one tab, and its target term")
             pairs.append((source, targets[0]))

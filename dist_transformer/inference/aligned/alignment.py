@@ -9,60 +9,35 @@ token of the source to which the decoder attends most, in the cross-attention of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from dist_transformer.data.text.alignments import token_spans, words_of
+from dist_transformer.data.text.terms import TOKEN
 from dist_transformer.data.vocabulary.placeholders import term_marks_of
 from dist_transformer.data.vocabulary.tokenizer import BOS_ID, EOS_ID, Vocabulary
 from dist_transformer.inference.batches import pack_sentences
 from dist_transformer.inference.ensemble import DecodingModel, Ensemble
 from dist_transformer.inference.scoring import BATCH_TOKENS, IdPair, make_batches
+from dist_transformer.inference.translation import Alignment, Link, ScoredText, Translation
 from dist_transformer.model.transformer import Transformer
-
-
-class Link(NamedTuple):
-    """A token of the translation and the token of the source that it is linked to, as characters of both texts.
-
-    The source is the line as it was given, and the target the text as it is written. A token has no white space around.
-    """
-
-    source_start: int
-    source_end: int
-    target_start: int
-    target_end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alignment:
-    """Links of a line and its translation."""
-
-    links: tuple[Link, ...]
-    """At most one for each token of the translation, in the order of the translation."""
-    words: str
-    """Pharaoh pairs `0-0 1-2` of the words between white space that the links connect."""
-    is_guided: bool
-    """Whether the model was trained on alignments."""
 
 
 def add_alignments(
     translator: Any,
     lines: Sequence[str],
     sources: Any,
-    decoded: Mapping[int, Sequence[Any]],
-    translations: Sequence[Any],
-) -> list[Any]:
+    decoded: Mapping[int, Sequence[ScoredText]],
+    translations: Sequence[Translation],
+) -> list[Translation]:
     """Align every hypothesis of the translations of lines.
 
-    Types are those of `translator.py`, which imports this module.
-
     Args:
-        translator: the `Translator`.
-        sources: `Sources` of the lines.
-        decoded: `ScoredText` of each source, best first.
-        translations: `Translation` of each line.
+        translator: the `Translator`, whose module imports this one.
+        sources: `Sources` of the lines, also from there.
+        decoded: hypotheses of each source, best first.
 
     Returns:
         these translations with alignments.
@@ -73,7 +48,10 @@ def add_alignments(
     places = dict(zip(keys, link_tokens(model, pairs, front=front), strict=True))
     aligned = []
     for line, parts, protected, translation in zip(lines, sources.places, sources.lines, translations, strict=True):
-        marks = {translator.placeholders[mark]: span for mark, (span, *_) in protected.spans.items()}
+        marks = [
+            {ids_of[mark]: span for mark, (span, *_) in protected.spans.items()}
+            for ids_of in (translator.placeholders_of_source, translator.placeholders)
+        ]
         ids, hypotheses = [token for i in parts for token in sources.ids[i][front:]], []
         for rank, one in enumerate(translation.hypotheses):
             linked, start = list[int](), -front
@@ -81,6 +59,11 @@ def add_alignments(
                 linked += [start + place for place in places[i, rank]]
                 start += len(sources.ids[i]) - front
             found = align(model, translator.tokenizer, (line, one.text), (ids, one.tokens), linked, marks)
+            if protected.whole:
+                # It is its own translation.
+                pairs_of_words = zip(TOKEN.finditer(line), TOKEN.finditer(one.text), strict=False)
+                links = tuple(Link(*word.span(), *same.span()) for word, same in pairs_of_words)
+                found = _alignment(model, (line, one.text), links)
             hypotheses.append(replace(one, alignment=found))
         aligned.append(replace(translation, hypotheses=tuple(hypotheses)))
     return aligned
@@ -92,22 +75,27 @@ def align(
     texts: tuple[str, str],
     ids: tuple[Sequence[int], Sequence[int]],
     linked: Sequence[int],
-    marks: Mapping[int, str] = {},
+    marks: Sequence[Mapping[int, str]] = ({}, {}),
 ) -> Alignment:
     """Find the characters and words that linked tokens stand for.
 
     Args:
         linked: place in the source of the token that each token of the target is linked to.
-        marks: protected texts by the ids of their placeholders.
+        marks: protected texts by the ids of their placeholders, for each side.
     """
     sides = (vocabulary.source, vocabulary.target)
-    sources, targets = (token_spans(*side, marks) for side in zip(sides, ids, texts, strict=True))
+    sources, targets = (token_spans(*side) for side in zip(sides, ids, texts, marks, strict=True))
     if not set(ids[0]).isdisjoint(term_marks_of(vocabulary.source).values()):
         # The tokens of a term that was written behind its source term stand for the end of that.
         for place, (start, end) in enumerate(sources):
             sources[place] = sources[place - 1] if place and start == end else sources[place]
+    # Behind them is nothing, which links of an empty source lead to.
+    sources.append((0, 0))
     found = (Link(*sources[place], *span) for place, span in zip(linked, targets, strict=True))
-    links = tuple(each for each in found if each[0] < each[1] and each[2] < each[3])
+    return _alignment(model, texts, tuple(each for each in found if each[0] < each[1] and each[2] < each[3]))
+
+
+def _alignment(model: DecodingModel, texts: tuple[str, str], links: tuple[Link, ...]) -> Alignment:
     ones = words_of(texts[0], [(link.source_start, link.source_end) for link in links])
     others = words_of(texts[1], [(link.target_start, link.target_end) for link in links])
     words = {(i, j) for i, j in zip(ones, others, strict=True) if i is not None and j is not None}
@@ -144,8 +132,9 @@ def link_tokens(
                 # The first step reads <s>, and the last one predicts </s>.
                 sums[number] += weights_HTS[0, 1:] if each.is_guided else weights_HTS[:, :-1].mean(0)
         for i, weights_TS in zip(places, sums, strict=True):
-            # The source ends with </s>.
-            found[i] = (weights_TS[:, front:-1].argmax(1) + front).tolist()
+            # The source ends with </s>, and may have nothing before it.
+            inner_TS = weights_TS[:, front:-1]
+            found[i] = (inner_TS.argmax(1) + front).tolist() if inner_TS.numel() else [front] * len(inner_TS)
     return found
 
 

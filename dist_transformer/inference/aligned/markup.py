@@ -10,12 +10,11 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dist_transformer.data.text.alignments import Span
 from dist_transformer.data.text.terms import TOKEN
-from dist_transformer.inference.aligned.alignment import Link
-from dist_transformer.inference.splitting import join_hypotheses
+from dist_transformer.inference.translation import Link, Translation, join_hypotheses
 
 # As a browser reads it: what never ends takes the rest. Nothing is read twice, so hostile text takes no longer.
 _ATTRIBUTES = r"""(?:[^>=]|=\s*+(?:"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z)|[^\s>]*+))*+(?:>|\Z)"""
@@ -28,7 +27,8 @@ _CODE = re.compile(
     """,
     re.DOTALL | re.IGNORECASE | re.VERBOSE,
 )
-_NOT_TRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"""([^\s=>/]+)(?:\s*=\s*("[^"]*|'[^']*|[^\s>]*)["']?)?""")
+_QUOTES = "\"' "
 # Python limits the digits of a number; no character needs so many.
 _NO_CHARACTER = re.compile(r"&#[0-9]{8,};?")
 # Elements at which a sentence ends. All others are a part of it.
@@ -110,7 +110,7 @@ def parse(document: str) -> Iterator[str | Segment]:
         kind: Literal["start", "end", "other"] = "other"
         if name and not _EMPTY.fullmatch(name) and not code[0].endswith("/>"):
             kind = "end" if code["slash"] else "start"
-        if hidden or (kind == "start" and _NOT_TRANSLATED.search(code["attributes"])):
+        if hidden or (kind == "start" and _is_kept(code["attributes"])):
             hidden = hidden or name
             depth += (name == hidden) * ((kind == "start") - (kind == "end"))
             if depth:
@@ -127,6 +127,12 @@ def parse(document: str) -> Iterator[str | Segment]:
     else:
         segment.add_text(document[end:])
     yield from _whole(document, segment, len(document))
+
+
+def _is_kept(attributes: str) -> bool:
+    """Tell whether an element has the attribute translate="no"."""
+    found = (f"{name}={value.strip(_QUOTES)}" for name, value in _ATTRIBUTE.findall(attributes))
+    return any(each.lower() == "translate=no" for each in found)
 
 
 def _whole(document: str, segment: Segment, end: int) -> Iterator[str | Segment]:
@@ -257,15 +263,16 @@ def _has_word(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-def translate_documents(documents: Sequence[str], translate: Callable[[list[str]], list[Any]]) -> list[Any]:
+def translate_documents(
+    documents: Sequence[str], translate: Callable[[list[str]], list[Translation]]
+) -> list[Translation]:
     """Translate the text of documents.
 
     Args:
-        translate: returns a `Translation` of each line, with alignments; its type is in `translator.py`, which imports
-            this module.
+        translate: returns a translation of each line, with alignments.
 
     Returns:
-        a `Translation` of each document, with one hypothesis.
+        a translation of each document, with one hypothesis.
     """
     parsed = [[*parse(document)] for document in documents]
     segments = [part for parts in parsed for part in parts if isinstance(part, Segment)]
@@ -273,7 +280,7 @@ def translate_documents(documents: Sequence[str], translate: Callable[[list[str]
     found = translate(["", *(segment.text for segment in segments)])
     nothing, following, results = found[0], iter(found[1:]), []
     for parts in parsed:
-        own, text = list[Any](), ""
+        own, text = list[Translation](), ""
         for part in parts:
             if isinstance(part, Segment):
                 own.append(next(following))

@@ -49,7 +49,7 @@ from dist_transformer.inference.files.parts import (
     require_free,
     require_same,
 )
-from dist_transformer.inference.translator import Translation
+from dist_transformer.inference.translation import Translation
 from dist_transformer.runtime.distributed import broadcast_object, by_main, on_all_ranks, rank, world_size
 
 _FAILED, _COMPLETE = "failed", "complete"

@@ -18,7 +18,7 @@ import numpy as np
 
 # Torch costs seconds, and the flags need the names of the formats.
 if TYPE_CHECKING:
-    from dist_transformer.inference.translator import ScoredText, Translation
+    from dist_transformer.inference.translation import ScoredText, Translation
 
 Format = Literal["moses", "tsv", "jsonl"]
 

@@ -22,6 +22,7 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("B2B, 3D and x86 have none", []),
         ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
         ("100% sure", ["100"]),
+        ("1.5km at 12:30pm, 1.2.3a, Müller@example.org", []),
         ("SEE HTTP://EXAMPLE.ORG/A.", ["HTTP://EXAMPLE.ORG/A"]),
         ("有3只狗，见https://example.org/a。写信到a@example.org谢谢", ["3", "https://example.org/a", "a@example.org"]),
     ],
@@ -58,6 +59,9 @@ def test_a_span_is_beside_what_it_was_beside() -> None:
         # Beside a letter there is no space where the source has none.
         ("a <b>dog</b> {name}s", f"ein {A} Hund {B} {C} s", "ein <b>Hund</b> {name}s"),
         ("see {name} so", f"sieh {A} so", "sieh {name} so"),
+        # But not beside one of a script without spaces.
+        ("价格100元。", f"The price is {A} yuan.", "The price is 100 yuan."),
+        ("a 15 inch", f"ein {A}-Zoll-Bild - {B}", "ein 15-Zoll-Bild -"),
     ],
 )
 def test_a_span_is_beside_letters_as_in_the_source(line: str, output: str, restored: str) -> None:
@@ -76,6 +80,10 @@ def test_a_prefix_may_have_spans() -> None:
     assert line.text == f"SEE {A} AND {B} AT {C}"
     assert line.restore(f"Sieh 1 {A} und {B} bei {C}", append=True) == ("Sieh 1 und 1 bei 2", 0)
     assert ProtectedLine.of("5", KINDS, MARKS, recase=True, prefix="Die").text == A
+    # A span within a word, or within a longer span, is another one.
+    both = ProtectedLine.of("1 of 12 at www.a.example/1", KINDS, MARKS, recase=False, prefix="www.a.example/1, 12")
+    assert both.spans.keys() == {A}
+    assert both.restore(f"www.a.example/1, 12: {B} {A} {C}", append=True) == ("www.a.example/1, 12: 1", 0)
 
 
 def test_text_without_spans_stays_as_it_is() -> None:

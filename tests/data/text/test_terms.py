@@ -18,6 +18,7 @@ TERMS = Terms(
         ("IT", "EDV"),
         ("狗", "Hund"),
         ("C++", "C++"),
+        ("का", "of"),
     ]
 )
 
@@ -35,6 +36,8 @@ def with_terms(text: str) -> str:
         ("IT is it", "IT[EDV] is it"),
         ("一只狗跑", "一只狗[Hund]跑"),
         ("C++ or C", "C++[C++] or C"),
+        # A vowel sign belongs to its word.
+        ("का काम", "का[of] काम"),
     ],
 )
 def test_terms_are_written_behind_their_sources(source: str, annotated: str) -> None:
@@ -56,6 +59,11 @@ def test_a_line_that_is_no_term(tmp_path: Path, line: str) -> None:
     (tmp_path / "terms").write_text(f"IT\tEDV\n{line}\n")
     with pytest.raises(UserError, match="terms, line 2: write a source term, one tab, and its target term"):
         Terms.read(tmp_path / "terms")
+
+
+def test_a_term_with_a_mark_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "terms").write_text(f"dog\tHu{AFTER}nd\n")
+    assert Terms.read(tmp_path / "terms").annotate("dog")[1] == ["Hu\ufffdnd"]
 
 
 def test_a_file_without_terms(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from dist_transformer.inference.attention_maps import attention_maps
 from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
 from dist_transformer.inference.ensemble import Ensemble
-from dist_transformer.inference.translator import Translation, Translator, count_notes
+from dist_transformer.inference.translation import Translation, count_notes
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 from tests.model.small_batches import make_model, make_pairs
 

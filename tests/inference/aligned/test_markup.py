@@ -12,14 +12,15 @@ import torch
 from dist_transformer.base.errors import UserError
 from dist_transformer.config.settings import ModelConfig
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
-from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, TERM_TAGS, encode_all
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, TERM_TAGS, encode_all, placeholder_tags
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
-from dist_transformer.inference.aligned.alignment import Alignment, Link, align
+from dist_transformer.inference.aligned.alignment import align
 from dist_transformer.inference.aligned.markup import Segment, parse, translate_documents
 from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
-from dist_transformer.inference.translator import ScoredText, Translation, Translator
+from dist_transformer.inference.translation import Alignment, Link, ScoredText, Translation
+from dist_transformer.inference.translator import Translator
 from dist_transformer.model.transformer import Transformer
 
 
@@ -34,7 +35,7 @@ def rendered(document: str, order: Sequence[int] | None = None, words: dict[str,
     def translate(lines: list[str]) -> list[Translation]:
         found = []
         for line in lines:
-            spans = [word.span() for word in re.finditer(r"\w+|[^\w\s]", line)]
+            spans = [word.span() for word in re.finditer(r"[\w\u093a-\u094d]+|[^\w\s]", line)]
             text, links = "", []
             for start, end in [spans[i] for i in order] if order and line else spans:
                 word = (words or {}).get(line[start:end], line[start:end])
@@ -110,6 +111,17 @@ def test_a_full_stop_is_no_word() -> None:
 )
 def test_damaged_markup_loses_nothing(document: str, output: str) -> None:
     assert rendered(document) == output
+
+
+def test_an_attribute_decides_what_is_not_translated() -> None:
+    kept = ['<p TRANSLATE="no">a</p>', "<p class=b translate = 'no' id>a</p>", "<p translate=no>a</p>"]
+    read = ['<p title="translate = no">a</p>', "<p translate='no-op'>a</p>", "<p translate>a</p>", "<p x=y/>a</p>"]
+    assert not [part for document in kept for part in parse(document) if isinstance(part, Segment)]
+    assert [part.text for document in read for part in parse(document) if isinstance(part, Segment)] == ["a"] * 4
+
+
+def test_a_vowel_sign_stays_in_its_word() -> None:
+    assert rendered("<b>हिन्दी</b> भाषा", (1, 0)) == "भाषा <b>हिन्दी</b>"
 
 
 @pytest.mark.parametrize("code", ["<!-- <b>", "<b x='>", "<script> <b>", "<i translate=no> <b>"])
@@ -196,16 +208,23 @@ def test_a_copied_term_is_linked_to_its_source_term() -> None:
 
 def test_documents_on_their_way_through_a_translator(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["See the house, and the dog."]
-    tokenizer = learn_byte_bpe(texts * 5, vocab_size=300)
+    tokenizer = learn_byte_bpe(texts * 5, vocab_size=300, tags=placeholder_tags(4))
+
+    def translator_of(settings: Decoding) -> Translator:
+        return Translator(a_model(tokenizer), tokenizer, torch.device("cpu"), settings)
 
     def echo(_, sources, **how):  # type: ignore[no-untyped-def]
         return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
 
     monkeypatch.setattr(module, "beam_search", echo)
-    translator = Translator(a_model(tokenizer), tokenizer, torch.device("cpu"), Decoding(markup="html"))
+    translator = translator_of(Decoding(markup="html"))
     lines = ["<p>See <b>the</b> house.</p>", "<p> &nbsp; </p>", "", "<b>the dog</b>"]
     found = [one.text for one in translator.translate(lines)]
     assert [re.sub("</?b>", "", text) for text in found] == [re.sub("</?b>", "", line) for line in lines]
     assert (found[0].count("<b>"), found[3]) == (1, lines[3])
+    # A segment of spans alone is its own translation, and its tags stay where they are.
+    protecting = Decoding(markup="html", protect=("emails", "urls", "placeholders"))
+    spans = "<li><a>a@b.example</a>, <b>{name}</b></li> <i>https://c.example/a</i>"
+    assert translator_of(protecting).translate([spans])[0].text == spans
     with pytest.raises(UserError, match="prefixes are for text without markup"):
         translator.translate(lines, prefixes=lines)

@@ -17,7 +17,7 @@ from dist_transformer.base.sole_writer import unfenced
 from dist_transformer.inference.files import corpus
 from dist_transformer.inference.files.corpus import CorpusJob, translate_corpus
 from dist_transformer.inference.files.parts import read_source
-from dist_transformer.inference.translator import ScoredText, Translation
+from dist_transformer.inference.translation import ScoredText, Translation
 
 LINES = ["one", "two", "", "four", "five", "six", "seven"]
 

@@ -4,10 +4,9 @@ from collections import Counter
 
 import pytest
 
-from dist_transformer.inference.aligned.alignment import Alignment
 from dist_transformer.inference.files import formats
 from dist_transformer.inference.files.formats import BLANK, Format, OutputFormat, add_noise
-from dist_transformer.inference.translator import ScoredText, Translation
+from dist_transformer.inference.translation import Alignment, ScoredText, Translation
 
 EMPTY = Translation(hypotheses=(ScoredText(text="", score=0.0, tokens=()),))
 TWO = Translation(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-from dist_transformer.inference.splitting import join_texts, split_text
+from dist_transformer.inference.translation import join_texts, split_text
 
 
 @pytest.fixture(scope="module")
