@@ -129,9 +129,8 @@ def _places(own: str, text: str) -> list[Span | None]:
     tail = _alike(one[head:][::-1], other[head:][::-1])
     inner = one[head : len(one) - tail], other[head : len(other) - tail]
     blocks = [("equal", 0, head, 0, head), ("equal", len(one) - tail, len(one), len(other) - tail, len(other))]
-    for kind, *places in difflib.SequenceMatcher(None, *inner, autojunk=False).get_opcodes():
-        first, stop, begin, end = (head + place for place in places)
-        blocks.append((kind, first, stop, begin, end))
+    for what, first, stop, begin, end in difflib.SequenceMatcher(None, *inner, autojunk=False).get_opcodes():
+        blocks.append((what, head + first, head + stop, head + begin, head + end))
     found: list[Span | None] = [None] * len(own)
     for kind, first, stop, begin, end in blocks:
         for i in range(first, stop if begin < end else first):
