@@ -1,6 +1,6 @@
 """Measure alignments: the error rate (AER, Och and Ney 2003) of a model's alignments of given translations.
 
-tools/alignments.py --model MODEL --src F --tgt F --links GOLD [--out FILE]
+python tools/alignments.py --model MODEL --src F --tgt F --links GOLD [--out FILE]
 
 GOLD has the right pairs of words of each line, in Pharaoh's format, and all of them count as sure. Prints JSON with
 `aer`, 1 - 2 |found and right| / (|found| + |right|), `precision`, `recall`, and how many lines and pairs were found.

@@ -1,6 +1,7 @@
 """Translations of text as customers write it: capitals, errors of spelling, and spans that must stay as they are.
 
-tools/robust_text.py --plain MODEL … --robust MODEL … --capitals MODEL … --train en de --test en de --json FILE
+python tools/robust_text.py --plain MODEL … --robust MODEL … --capitals MODEL … --train en de --test en de \\
+    --json FILE
 
 Each model translates the test in four forms: as it is; in capitals, also with --recase auto; with errors as `prepare
 --augment typos` makes them; and with one span inserted before a word that is drawn by --seed. Spans are, in turn, a
@@ -75,8 +76,8 @@ def main() -> None:
     result = result_of(
         dist_transformer.load(settings.plain[0]).info,
         what="translation of text as customers write it, by models that were trained without and with changed text",
-        command="tools/robust_text.py --plain MODELS --robust MODELS --capitals MODELS --train SRC TGT --test SRC TGT "
-        "--json FILE",
+        command="python tools/robust_text.py --plain MODELS --robust MODELS --capitals MODELS --train SRC TGT "
+        "--test SRC TGT --json FILE",
         figures=figures,
         wall_seconds=time.monotonic() - started,
         seeds=range(1, len(settings.robust) + 1),

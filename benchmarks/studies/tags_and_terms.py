@@ -1,7 +1,7 @@
 """Tags around words of a text, and terms of a file: where they are in the translation.
 
-tools/tags_and_terms.py --train en de --terms FOLDER
-tools/tags_and_terms.py --train en de --terms FOLDER --test en de --model MODEL --terms-model MODEL --json FILE
+python tools/tags_and_terms.py --train en de --terms FOLDER
+python tools/tags_and_terms.py --train en de --terms FOLDER --test en de --model MODEL --terms-model MODEL --json FILE
 
 The first form writes terms, by the Dice coefficients of the words of the first 20,000 training pairs: in `known.tsv`
 and, for a quarter of the source words that a checksum draws, in `unseen.tsv`, pairs that are each other's best, with
@@ -90,8 +90,8 @@ def main() -> None:
     result = result_of(
         model.info,
         what="tags and terms in translations: tags that are set around the right word, terms that come out",
-        command="tools/tags_and_terms.py --train SRC TGT --terms FOLDER --test SRC TGT --model MODEL --terms-model "
-        "MODEL --json FILE",
+        command="python tools/tags_and_terms.py --train SRC TGT --terms FOLDER --test SRC TGT --model MODEL "
+        "--terms-model MODEL --json FILE",
         figures=figures,
         wall_seconds=time.monotonic() - started,
         rows=[

@@ -98,7 +98,7 @@ class Translator:
         if settings.protect and not self.placeholders:
             raise UserError(
                 "protect needs a model whose vocabulary has placeholders: prepare its text with --placeholders 8 "
-                "--augment copy:0.2, or leave it out"
+                "--augment copy:0.15, or leave it out"
             )
         self._terms = None if settings.terms is None else Terms.read(settings.terms)
         if self._terms is not None and not term_marks_of(tokenizer.source):

@@ -199,8 +199,8 @@ class PrepareSettings:
     """Entries of a learned vocabulary that stand for text which is not translated: the tags <ph1>, <ph2>, …"""
     augment: tuple[str, ...] = ()
     """Shares of the training pairs to change, each pair in one way: upper:0.05 (capitals), title:0.05 (capital
-    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.2 (placeholders), terms:0.1
-    (those of --terms)."""
+    initials), typos:0.05 (errors in the source), punctuation:0.03 (none at the end), copy:0.15 (placeholders),
+    terms:0.1 (those of --terms)."""
     terms: Path | None = None
     """File with a source term, a tab and its target term per line; pairs that have both get the latter behind the
     former."""

@@ -36,7 +36,7 @@ def check_tokenizers(settings: PrepareSettings, report: Report) -> None:
             new = "the vocabulary to be learned"
             _require_changes(settings, new, "set --placeholders 8", settings.placeholders > 0, settings.lowercase)
             if settings.placeholders and "copy" not in settings.rates:
-                report("warning: no pair has placeholders, so a model does not learn them: set --augment copy:0.2")
+                report("warning: no pair has placeholders, so a model does not learn them: set --augment copy:0.15")
             continue
         vocabulary = load_vocabulary(choice.tokenizer, is_foreign=True)
         tokenizers = [(side, (vocabulary.source, vocabulary.target)[side]) for side in choice.sides]
