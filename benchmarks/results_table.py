@@ -84,11 +84,11 @@ HIGHLIGHTS = [
         "{figures[mean][bleu_tokenized]:.1f} BLEU, mean of three seeds; published: {figures[published_tokenized]:.2f}",
     ),
     (
-        "speed/race-cpu-amd-epyc-avx-512-bf16.json",
+        "speed/race-cpu-amd-epyc-family-25-model-17.json",
         "CPU seconds to {figures[goals][1]} BLEU, captions",
-        "{figures[toolkits][ours][cpu_seconds_to_bleu][bleu_20][median]:,.0f}; compiled MarianMTModel "
-        "{figures[toolkits][compiled][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
-        "Eole {figures[toolkits][eole][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
+        "{figures[toolkits][ours_alike][cpu_seconds_to_bleu][bleu_20][median]:,.0f} with Adam, "
+        "{figures[toolkits][ours][cpu_seconds_to_bleu][bleu_20][median]:,.0f} with Muon; a loop of MarianMTModel "
+        "{figures[toolkits][loop][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
         "Trainer {figures[toolkits][trainer][cpu_seconds_to_bleu][bleu_20][median]:,.0f}, "
         "Marian {figures[toolkits][marian][cpu_seconds_to_bleu][bleu_20][median]:,.0f}",
     ),
