@@ -102,8 +102,8 @@ def command_of(part: str, suite: "Suite", *, on_cpu: bool) -> list[object]:
         return [*command, "--seconds", 1]
     if on_cpu and preset == "base":
         return [*command, "--preset", preset, "--steps", 4, "--rounds", 4, "--peers", *_CPU_PEERS, "--", *_CPU_STEP]
-    # Compute a whole step at once, as the peers do.
-    at_once = ["--", "--batch.packs-per-micro-batch", 2] if preset == "tiny" else []
+    # A GPU computes a whole step at once.
+    at_once = ["--", "--batch.packs-per-micro-batch", 2] if preset == "tiny" and not on_cpu else []
     return [*command, "--preset", preset, *at_once]
 
 
