@@ -13,15 +13,17 @@ from dist_transformer.data.vocabulary.placeholders import split_at_marks, withou
 
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
 _SPACELESS = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
-_BEGIN = rf"(?<![^\W{_SPACELESS}])"
+_LETTER = rf"[^\W{_SPACELESS}]"
+_BEGIN = rf"(?<!{_LETTER})"
 _PATTERNS = {
     "urls": rf"(?i:(?:https?|ftp)://|www\.)[^\s<>\"'{_SPACELESS}]*[^\s<>\"'{_SPACELESS}.,;:!?()\[\]{{}}]",
     "emails": rf"{_BEGIN}(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
     # All of a number, or nothing of it, so that 1.5km stays.
-    "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?![^\W{_SPACELESS}])",
+    "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?!{_LETTER})",
     "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
 }
 KINDS = tuple(_PATTERNS)
+_NOT_WITHIN_A_WORD = rf"(?!(?<={_LETTER}){_LETTER})"
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
 
 
@@ -68,7 +70,7 @@ class ProtectedLine:
             text = _SENTENCE.sub(lambda found: found[1] + found[2].upper(), text.lower())
         # Longer spans may hold shorter ones.
         for mark, (span, *_) in sorted(spans.items(), key=lambda each: -len(each[1][0])):
-            rest = re.sub(rf"(?<!\w){re.escape(span)}(?!\w)", " ", prefix, count=1)
+            rest = re.sub(f"{_NOT_WITHIN_A_WORD}{re.escape(span)}{_NOT_WITHIN_A_WORD}", " ", prefix, count=1)
             if rest != prefix:
                 prefix = rest
                 del spans[mark]
@@ -109,6 +111,6 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     is_letter = beside.isalnum() and not UNSPACED_CHARACTER.match(beside)
     glued = beside in ends or (is_letter and any(map(str.isalnum, ends)))
     # As in 15-Zoll.
-    glued |= more[0] in "-'’" and more[1:2].isalnum()
+    glued |= more[0] == "-" and more[1:2].isalnum()
     glued |= any(unicodedata.east_asian_width(end) in "WF" for end in ends)
     return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more

@@ -10,7 +10,9 @@ from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 # Han, kana, and the signs written with them; there is no space between their sentences.
 _UNSPACED = "\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
 UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
-COMBINING = "\u200c\u200d" + "".join(filter(lambda each: unicodedata.category(each)[0] == "M", map(chr, range(2**16))))
+# All of Unicode's first plane but Han, Hangul and private characters.
+_SCRIPTS = map(chr, (*range(0x300, 0x3100), *range(0xA000, 0xAC00), *range(0xFB00, 0xFE30)))
+COMBINING = "\u200c\u200d" + "".join(each for each in _SCRIPTS if unicodedata.category(each)[0] == "M")
 """Characters that belong to the letter before them, such as vowel signs, for a set of a regular expression."""
 # Signs that end a sentence, then closing quotes and brackets, then white space. Search takes linear time, because the
 # expression matches wherever its first sign occurs.
@@ -49,9 +51,9 @@ def has_several_sentences(text: str) -> bool:
 
 def _sentences(text: str, spans: Mapping[str, str]) -> list[str]:
     ends = [0]
-    has_capitals = text != text.lower()
+    has_capitals, has_terms = text != text.lower(), TERM_MARKS[0] in text
     for stop in _STOP.finditer(text):
-        if text.count(TERM_MARKS[0], 0, stop.start()) > text.count(TERM_MARKS[1], 0, stop.start()):
+        if has_terms and text.count(TERM_MARKS[0], 0, stop.end()) > text.count(TERM_MARKS[1], 0, stop.end()):
             # In a term for the translation.
             continue
         following = text[stop.end() : stop.end() + 1]

@@ -83,6 +83,7 @@ def test_a_prefix_may_have_spans() -> None:
     # A span within a word, or within a longer span, is another one.
     both = ProtectedLine.of("1 of 12 at www.a.example/1", KINDS, MARKS, recase=False, prefix="www.a.example/1, 12")
     assert both.spans.keys() == {A}
+    assert ProtectedLine.of("x{n} 5", KINDS, MARKS, recase=False, prefix="y{n}共5元").spans == {}
     assert both.restore(f"www.a.example/1, 12: {B} {A} {C}", append=True) == ("www.a.example/1, 12: 1", 0)
 
 
