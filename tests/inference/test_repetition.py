@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.inference.beam import Hypothesis, beam_search
@@ -10,15 +9,18 @@ from dist_transformer.inference.decoding import Decoding
 from dist_transformer.model.transformer import Transformer
 from tests.inference.test_beam import BOS, EOS, assert_same, make_model, make_sources, packed, plain_search
 
+# A machine whose GPU is tested may lack it.
+transformers = pytest.importorskip("transformers")
+
 
 @torch.no_grad()
 def by_transformers(model: Transformer, source: list[int], settings: Decoding) -> list[Hypothesis]:
     memory_SD = model.encode(packed([[*source, EOS]]))
-    rules = LogitsProcessorList()
+    rules = transformers.LogitsProcessorList()
     if settings.repetition_penalty != 1:
-        rules.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+        rules.append(transformers.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
     if settings.no_repeat_ngram_size is not None:
-        rules.append(NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
+        rules.append(transformers.NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
 
     def logp_of(rows: list[list[int]]) -> torch.Tensor:
         one_source, targets = packed([[*source, EOS]] * len(rows)), packed([[BOS, *tokens] for tokens in rows])
