@@ -73,7 +73,7 @@ def next_command(run_dir: Path) -> str:
 
 
 def _regular(files: dict[int, Path], warmup: int) -> ChosenWeights:
-    """Choose the newest files that were saved regularly after the warm-up, or the newest one."""
+    """Choose the newest files saved regularly after the warm-up, or the newest one."""
     steps = [
         step for step, file in files.items() if step > warmup and not weight_file_metadata(file).get("interrupted")
     ]
@@ -81,7 +81,7 @@ def _regular(files: dict[int, Path], warmup: int) -> ChosenWeights:
     if not steps:
         return _chosen(files, [max(files)], f"the newest weight file, because none was saved regularly{after}")
     steps = steps[-MOST_REGULAR:]
-    return _chosen(files, steps, f"the last {_count(steps)} that were saved regularly{after}")
+    return _chosen(files, steps, f"the last {_count(steps)} saved regularly{after}")
 
 
 def _newest(run_dir: Path, files: dict[int, Path], count: int) -> ChosenWeights:

@@ -53,7 +53,7 @@ def test_files_of_interruptions_and_of_the_warm_up_are_left_out(run: Path) -> No
     settings.write_text(json.dumps(WARM), encoding="utf-8")
     chosen = choose_weights(run)
     assert (chosen.steps, chosen.warnings) == ((100, 200, 300), ())
-    assert chosen.how == "the last 3 weight files that were saved regularly after the warm-up of 50 steps"
+    assert chosen.how == "the last 3 weight files saved regularly after the warm-up of 50 steps"
     settings.write_text(json.dumps({"optimizer": {"warmup_steps": 300}}), encoding="utf-8")
     chosen = choose_weights(run)
     assert (chosen.steps, chosen.how[:48]) == ((300,), "the newest weight file, because none was saved r")

@@ -113,7 +113,7 @@ def test_the_better_of_the_mean_and_the_newest_file(
     (run / "config.json").write_text(json.dumps(data), encoding="utf-8")
     said, _ = call("average", run, "--out", out)
     found = re.fullmatch(
-        r"chosen: the last 2 weight files that were saved regularly; validation nll (.*), that of the newest one alone "
+        r"chosen: the last 2 weight files saved regularly; validation nll (.*), that of the newest one alone "
         rf"(.*)\naveraged 2 set\(s\) of weights, steps 10, 20: {out}\nnext: .*\n",
         said,
     )
@@ -126,7 +126,7 @@ def test_the_better_of_the_mean_and_the_newest_file(
     save(run, 30, alike, **about)
     said, warned = call("average", run, "--out", out)
     assert said.startswith("chosen: the newest weight file, validation nll 5.99")
-    assert "that of the mean of the last 3 weight files that were saved regularly is " in said
+    assert "that of the mean of the last 3 weight files saved regularly is " in said
     assert warned == ""
     assert load_model(out, torch.device("cpu"))[2].steps == (30,)
 
