@@ -15,7 +15,7 @@ _STUB = Path(__file__).with_name("null.cpp")
 _TORCH = "torch==2.11.0"
 _ROOM = 9 * 2**30
 # Triton's interpreter cannot use a later numpy.
-_PACKAGES = ("coverage>=7", "hypothesis", "numpy<2.4", "pytest")
+_PACKAGES = ("coverage>=7", "numpy<2.4")
 
 
 class Home:
