@@ -98,7 +98,7 @@ HIGHLIGHTS = [
         "`big`: {figures[step-8-compiled][rates][median]:,.0f} target tokens per second; decoding with `base`: "
         "{figures[decode][contenders][ours][sentences_per_second][median]:,.0f} sentences per second",
     ),
-    ("speed/bench-cpu-amd-epyc-avx-512-bf16-one-core.json", "Training on a CPU", _TRAINING_ON_A_CPU),
+    ("speed/bench-cpu-amd-epyc-family-25-model-17-one-core.json", "Training on a CPU", _TRAINING_ON_A_CPU),
     (
         "faults/faults.json",
         "{figures[faults]:,} injected faults",
