@@ -58,12 +58,13 @@ def add_alignments(
             for i in parts:
                 linked += [start + place for place in places[i, rank]]
                 start += len(sources.ids[i]) - front
-            found = align(model, translator.tokenizer, (line, one.text), (ids, one.tokens), linked, marks)
+            texts = line, one.text
             if protected.whole:
                 # It is its own translation.
-                pairs_of_words = zip(TOKEN.finditer(line), TOKEN.finditer(one.text), strict=False)
-                links = tuple(Link(*word.span(), *same.span()) for word, same in pairs_of_words)
-                found = _alignment(model, (line, one.text), links)
+                words = zip(*map(TOKEN.finditer, texts), strict=False)
+                found = _alignment(model, texts, tuple(Link(*word.span(), *same.span()) for word, same in words))
+            else:
+                found = align(model, translator.tokenizer, texts, (ids, one.tokens), linked, marks)
             hypotheses.append(replace(one, alignment=found))
         aligned.append(replace(translation, hypotheses=tuple(hypotheses)))
     return aligned
