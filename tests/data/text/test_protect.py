@@ -61,6 +61,7 @@ def test_a_span_is_beside_what_it_was_beside() -> None:
         ("see {name} so", f"sieh {A} so", "sieh {name} so"),
         # But not beside one of a script without spaces.
         ("价格100元。", f"The price is {A} yuan.", "The price is 100 yuan."),
+        ("a 3 or 5", f"ein {A} - {B}", "ein 3 - 5"),
         ("a 15 inch", f"ein {A}-Zoll-Bild - {B}", "ein 15-Zoll-Bild -"),
     ],
 )
@@ -83,6 +84,7 @@ def test_a_prefix_may_have_spans() -> None:
     # A span within a word, or within a longer span, is another one.
     both = ProtectedLine.of("1 of 12 at www.a.example/1", KINDS, MARKS, recase=False, prefix="www.a.example/1, 12")
     assert both.spans.keys() == {A}
+    assert ProtectedLine.of("a 5", KINDS, MARKS, recase=False, prefix="15").spans.keys() == {A}
     assert ProtectedLine.of("x{n} 5", KINDS, MARKS, recase=False, prefix="y{n}共5元").spans == {}
     assert both.restore(f"www.a.example/1, 12: {B} {A} {C}", append=True) == ("www.a.example/1, 12: 1", 0)
 
