@@ -96,7 +96,8 @@ def test_sides_have_placeholders_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "beam_search", search)
     model = Transformer(ModelConfig(**SHAPE, vocab_size=300, target_vocab_size=300, tie_embeddings="target"))
     settings = Decoding(protect=("numbers", "urls"), alignment=True)
-    translator = Translator(model, pair, torch.device("cpu"), settings, tags=("<2de>",))
+    # It has the id of the targets' second placeholder.
+    translator = Translator(model, pair, torch.device("cpu"), settings, tags=("<2fr>",))
     assert translator.translate(["See 12"])[0].text == "12"
     # A link to a placeholder of the source is one to its span.
     kept[:] = [[first, second]]
