@@ -98,7 +98,8 @@ def test_sides_have_placeholders_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     settings = Decoding(protect=("numbers", "urls"), alignment=True)
     # It has the id of the targets' second placeholder.
     translator = Translator(model, pair, torch.device("cpu"), settings, tags=("<2fr>",))
-    assert translator.translate(["See 12"])[0].text == "12"
+    (found,) = translator.translate(["See 12"])
+    assert (found.text, found.missing_spans) == ("12", 0)
     # A link to a placeholder of the source is one to its span.
     kept[:] = [[first, second]]
     marks = pair.source.tag_ids(tags)
