@@ -75,6 +75,9 @@ def main() -> None:
     device = find_device(settings.loading.device)
     listening = open_socket(settings.host, settings.port)
     models = load_models(served, settings.loading, settings.decoding(), device)
+    for model in models:
+        # Libraries are loaded at first use, and a request may find no file left to open.
+        model.translate_texts([["a"]], has_tags=True)
     if not is_loopback(listening):
         port = listening.getsockname()[1]
         print(

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import errno
+import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.serving import requests, server
-from tests.serving.running import MODEL, exchange, post, read_answer, running_server, with_server
+from tests.serving.running import MODEL, exchange, post, read_answer, running_server, send, with_server
 
 HEADERS = b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"text": "a"}'
@@ -171,6 +173,21 @@ def test_a_process_without_files_says_so_once_and_answers_later(
     assert record.getMessage().startswith(
         "warning: connections cannot be accepted until others end (Too many open files): raise the"
     )
+
+
+@pytest.mark.system
+def test_a_request_that_takes_the_last_file_is_answered(model_folder: Path) -> None:
+    with running_server([model_folder]) as running:
+        used = {int(file.name) for file in Path(f"/proc/{running.process.pid}/fd").iterdir()}
+        most = min({*range(len(used) + 1)} - used) + 1
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        tagged = {"q": "<b>a</b> dog", "source": "auto", "target": "de", "format": "html"}
+        seen = {"model": 0, "text": "a dog", "tokens": [5], "kind": "cross", "layer": 0}
+        for path, value in {"/api/translate": {"text": "a dog"}, "/translate": tagged, "/api/attention": seen}.items():
+            status, _, found = send(running, "POST", path, json.dumps(value).encode(), headers)
+            assert status == 200, found
+        assert running.end().stderr.count("\n") <= 1
 
 
 @pytest.mark.system

@@ -135,7 +135,7 @@ LONG = "the dog " * 60
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_also_during_a_search(model_folder: Path, number: signal.Signals) -> None:
-    with running_server([model_folder], "--beam", 1000) as server:
+    with running_server([model_folder], "--beam", 1000, "--max-extra-tokens", 1) as server:
         connection = begin_translation(server, LONG)
         time.sleep(1)
         begun = time.monotonic()
