@@ -10,6 +10,7 @@ _TRAINERS = ("trainer", "loop", "compiled", "torch")
 _DECODERS = ("ours", "ours_bf16", "ours_int8", "generate", "ctranslate2", "int8")
 _STUDIED = {
     "multi30k": "Multi30k",
+    "two_packs": "Multi30k, two packs per step",
     "captions": "captions, English to Chinese",
     "few": "further training, few pairs",
     "many": "further training",

@@ -28,7 +28,7 @@ WARM_UPS = (100, 60, 300)
 """Steps of warm-up to choose from, with the best peak."""
 GOALS = (20, 25)
 """BLEU scores."""
-STAGES = ("multi30k", "variations", "captions", "few", "many", "base_width")
+STAGES = ("multi30k", "two_packs", "variations", "captions", "few", "many", "base_width")
 _TUNED = ("few", "many")
 _TIMES = {"steps_to_bleu": "step", "cpu_seconds_to_bleu": "cpu_seconds"}
 _FEW = 1000
@@ -111,7 +111,7 @@ class OptimizerStudy(Part):
 
     def plans(self, stage: str) -> dict[str, list[Recipe]]:
         """List a stage's trainings by what is compared."""
-        adam, muon = (self.chosen(kind)[0] for kind in PEAKS)
+        adam, muon = (self.chosen(kind, halved=stage != "two_packs")[0] for kind in PEAKS)
         if stage == "variations":
             return {
                 "adam, dropout": [replace(adam, dropout=0.05)],
@@ -130,8 +130,12 @@ class OptimizerStudy(Part):
             for recipe in (adam, muon)
         }
 
-    def chosen(self, kind: Kind) -> tuple[Recipe, dict[str, Any]]:
-        """Choose a recipe by the BLEU of short trainings; also return what was tried, by names."""
+    def chosen(self, kind: Kind, *, halved: bool = True) -> tuple[Recipe, dict[str, Any]]:
+        """Choose a recipe by the BLEU of short trainings; also return what was tried, by names.
+
+        Args:
+            halved: also try steps of one pack.
+        """
         tried: dict[str, Any] = {}
 
         def best(recipes: Sequence[Recipe]) -> Recipe:
@@ -143,6 +147,8 @@ class OptimizerStudy(Part):
         fixed: dict[str, Any] = {"size": "tiny", "kind": kind, "seed": self.seeds[0], "steps": 400, "every": 400}
         found = best([Recipe(peak_lr=peak, warmup_steps=WARM_UPS[0], **fixed) for peak in PEAKS[kind]])
         found = best([replace(found, warmup_steps=steps) for steps in WARM_UPS])
+        if not halved:
+            return found, tried
         half = replace(found, packs=1, peak_lr=round(found.peak_lr / 2**0.5, 5), warmup_steps=2 * found.warmup_steps)
         return best([found, scaled(half, 400, 400)]), tried
 
