@@ -24,6 +24,8 @@ from dist_transformer.runtime.launch import own_command, run_printed
 
 PEAKS: dict[Kind, tuple[float, ...]] = {"adam": (2e-3, 4e-3, 8e-3), "muon": (3e-3, 6e-3, 1.2e-2)}
 """Peaks to choose from, with the first warm-up."""
+TUNING_PEAKS = (5e-4, 1e-3, 2e-3)
+"""Peaks to choose from, with both optimizers, for a model that is trained further."""
 WARM_UPS = (100, 60, 300)
 """Steps of warm-up to choose from, with the best peak."""
 GOALS = (20, 25)
@@ -85,7 +87,8 @@ class OptimizerStudy(Part):
             what="Adam compared with Muon: greedy BLEU of the validation text by the weights that train saves, without "
             "averaging, and BLEU of the test text with beam 4. CPU seconds are those of a training from its start, "
             "beside other work. One seed chooses the peak, then the warm-up, then whether steps of half as many tokens "
-            "are better, with twice the steps and warm-up and the peak divided by the root of 2.",
+            "are better, with twice the steps and warm-up and the peak divided by the root of 2; and the peak of "
+            "further training.",
             figures=figures,
             table="\n".join(columns([[text.format(figures=figures) for text in row["cells"]] for row in rows])),
             rows=rows,
@@ -123,8 +126,12 @@ class OptimizerStudy(Part):
             # The lower peak is that of the preset base.
             return {"adam": [wide], "adam, low": [replace(wide, peak_lr=7e-4)], "muon": [replace(wide, kind="muon")]}
         if stage in _TUNED:
-            tuned = replace(adam, peak_lr=5e-4, warmup_steps=50, packs=2 - (stage == "few"), steps=200, every=50)
-            return {kind: [replace(tuned, kind=kind)] for kind in PEAKS}
+            tuned = replace(adam, warmup_steps=50, packs=2 - (stage == "few"), steps=200, every=50)
+            tried = {kind: [replace(tuned, kind=kind, peak_lr=peak) for peak in TUNING_PEAKS] for kind in PEAKS}
+            return {
+                kind: [max(recipes, key=lambda recipe: self.lane(stage, recipe)["points"][-1]["bleu"])]
+                for kind, recipes in tried.items()
+            }
         return {
             recipe.kind: [replace(scaled(recipe, 1000, 50), seed=seed) for seed in self.seeds]
             for recipe in (adam, muon)
