@@ -24,7 +24,7 @@ from dist_transformer.runtime.launch import own_command, run_printed
 
 PEAKS: dict[Kind, tuple[float, ...]] = {"adam": (2e-3, 4e-3, 8e-3), "muon": (3e-3, 6e-3, 1.2e-2)}
 """Peaks to choose from, with the first warm-up."""
-TUNING_PEAKS = (5e-4, 1e-3, 2e-3)
+TUNING_PEAKS = (5e-4, 1e-3, 2e-3, 4e-3)
 """Peaks to choose from, with both optimizers, for a model that is trained further."""
 WARM_UPS = (100, 60, 300)
 """Steps of warm-up to choose from, with the best peak."""
