@@ -94,8 +94,14 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def multiplies_int8(device: torch.device) -> bool:
-    """Decide whether a device is a CPU with instructions for products of integers of 8 bits."""
-    return device.type == "cpu" and not _INT8_FLAGS.isdisjoint(cpu_info(_CPU_INFO).split())
+    """Decide whether a device is a CPU with instructions for products of integers of 8 bits, and torch uses them.
+
+    Without them oneDNN adds two products in 16 bits, which may overflow.
+    """
+    if device.type != "cpu" or _INT8_FLAGS.isdisjoint(cpu_info(_CPU_INFO).split()):
+        return False
+    square = torch.full((64, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(square, square) == 64 * 127**2).all())
 
 
 def _choose_kernels() -> None:

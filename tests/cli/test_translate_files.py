@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -21,6 +20,17 @@ from tests.conftest import ROOT, begin_ranks, run_python, scratch_folder
 pytestmark = pytest.mark.system
 
 PATIENCE = 300
+# What ranks execute first. Where a test interrupts them, they are still there, however late it comes.
+ENDLESS = """
+import time
+from dist_transformer.inference.files import corpus
+corpus._finish = lambda *_: time.sleep(600)
+"""
+RANK_1_WRITES_LITTLE = """
+import os, resource
+if os.environ["RANK"] == "1":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+"""
 
 
 @pytest.fixture
@@ -45,11 +55,14 @@ def whole(model: Path, inputs: Sequence[Path], output: Path, *options: str) -> s
     return done.stderr
 
 
-def start(model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1) -> list[Begun]:
-    """Start the ranks without a launcher."""
+def start(
+    model: Path, inputs: Sequence[Path], output: Path, *options: str, ranks: int = 1, first: str = ""
+) -> list[Begun]:
+    """Start the ranks without a launcher; they execute `first`."""
     folder, program = scratch_folder(), words(model, inputs, output, *options)
     files = {"output": folder / "output", "errors": folder / "errors"}
-    return begin_ranks(range(ranks), *program, **files, world=ranks, COLUMNS="200")
+    (folder / "sitecustomize.py").write_text(first)
+    return begin_ranks(range(ranks), *program, **files, world=ranks, COLUMNS="200", PYTHONPATH=f"{folder}:{ROOT}")
 
 
 def end(processes: list[Begun]) -> tuple[list[int], str]:
@@ -78,15 +91,13 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
     assert "that was cut at the limit" in cut
 
     # A rank that cannot write ends the other one too, with one message.
-    started = start(model_folder, files, shared, ranks=2)
-    resource.prlimit(started[1].pid, resource.RLIMIT_FSIZE, (50, 50))
-    statuses, said = end(started)
+    statuses, said = end(start(model_folder, files, shared, ranks=2, first=RANK_1_WRITES_LITTLE))
     assert statuses == [1, 1], said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert error.startswith(f"error: {shared} cannot be written (File too large)")
     assert "Traceback" not in said
 
-    killed = start(model_folder, files, shared, ranks=2)
+    killed = start(model_folder, files, shared, ranks=2, first=ENDLESS)
     # Rank 0 had written some, before it learned of the other's end.
     wait_for_parts(shared, 5, killed)
     for process in killed:
@@ -119,7 +130,7 @@ def test_the_same_bytes_on_any_number_of_ranks_and_after_kills(
 
 def test_an_interruption_says_how_to_resume(model_folder: Path, files: list[Path], tmp_path: Path) -> None:
     for parts, number in ((2, signal.SIGINT), (5, signal.SIGTERM)):
-        started = start(model_folder, files, tmp_path / "out.de")
+        started = start(model_folder, files, tmp_path / "out.de", first=ENDLESS)
         wait_for_parts(tmp_path / "out.de", parts, started)
         started[0].send_signal(number)
         statuses, said = end(started)

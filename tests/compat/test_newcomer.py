@@ -48,7 +48,8 @@ def run(folder: Path, *words: object) -> str:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=PATIENCE,
+        # An installation downloads hundreds of MB.
+        timeout=3 * PATIENCE,
     )
     assert done.returncode == 0, f"{words}: status {done.returncode}\n{done.stdout[-4000:]}"
     return done.stdout

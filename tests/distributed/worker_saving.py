@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from dist_transformer.runtime.process_group import process_group
 from dist_transformer.runtime.world import World, read_world
 from tests.support.damage import flip
 
+FIVE_STEPS = threading.Event()
 ALL = Retention(checkpoints=99, weights=99)
 
 
@@ -54,19 +56,25 @@ def save(writer: CheckpointWriter, step: int, parameters: int = 4) -> str:
         return str(error)
 
 
-def slow_saves(writer: CheckpointWriter, world: World) -> list[int]:
-    """Stop rank 1 in the middle of its share while the loop continues; list the steps that noticed each save."""
+def slow_saves(writer: CheckpointWriter, world: World, out: Path) -> list[int]:
+    """Stop rank 1 in its share until the loop has gone on for some steps; list the steps that noticed each save.
+
+    The next save waits until the test has seen this one.
+    """
 
     def slow(*arguments: Any, **options: Any) -> None:
-        time.sleep(0.3 * world.rank)
+        assert world.is_main or FIVE_STEPS.wait(300)
         safetensors.torch.save_file(*arguments, **options)
         time.sleep(0.3 * world.rank)
 
     writing.save_file = slow  # type: ignore[attr-defined]
     noticed = []
     for save_number in range(1, 5):
+        FIVE_STEPS.clear()
         start(writer, save_number)
         noticed.append(train_until(writer)[0])
+        while not (out / f"seen-{step_name(save_number)}").exists():
+            time.sleep(0.01)
     writing.save_file = safetensors.torch.save_file  # type: ignore[attr-defined]
     return noticed
 
@@ -75,6 +83,8 @@ def train_until(writer: CheckpointWriter) -> tuple[int, str]:
     """Steps of a loop that has collectives of its own, until the save is done or fails; and its error."""
     for step in range(10**6):
         time.sleep(0.01)
+        if step == 5:
+            FIVE_STEPS.set()
         assert distributed.all_reduce_sum(torch.tensor([step])).item() == 2 * step
         try:
             if writer.poll(all_written=not any(distributed.gather_objects(writer.is_writing))) is not None:
@@ -139,7 +149,7 @@ def main() -> None:
     world = read_world()
     with process_group(world, timeout_minutes=5.0):
         writer = CheckpointWriter(run)
-        found: dict[str, Any] = {"slow": slow_saves(writer, world), "too_large": too_large_for_one(writer, world)}
+        found: dict[str, Any] = {"slow": slow_saves(writer, world, out), "too_large": too_large_for_one(writer, world)}
         found["fall_back"] = fall_back(run, world)
         found["one_writer"] = one_writer(run.with_name("one"))
         found["disk"] = small_disk(disk, world) if disk.is_dir() else None

@@ -4,7 +4,10 @@ from torch.nn import functional
 
 from dist_transformer.model import cpu_kernels, products
 from dist_transformer.model.products import ComputedBy, FusedLinear, Products
+from dist_transformer.runtime.device import multiplies_int8
 
+HAS_INT8 = multiplies_int8(torch.device("cpu")) and cpu_kernels.takes(torch.bfloat16)
+IN_INT8 = pytest.mark.skipif(not HAS_INT8, reason="no instructions for int8, or no compiler")
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1e-2, 1e-2)}
 
 
@@ -37,7 +40,7 @@ def exact_in_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return found if bias is None else found + bias.double()
 
 
-@pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
+@IN_INT8
 @pytest.mark.parametrize("threads_used", [1, 3])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_products_in_int8_are_those_of_the_integers(dtype: torch.dtype, threads_used: int) -> None:
@@ -64,7 +67,7 @@ def test_products_in_int8_are_those_of_the_integers(dtype: torch.dtype, threads_
     assert len(linear._packed) == 2
 
 
-@pytest.mark.skipif(not cpu_kernels.takes(torch.bfloat16), reason="no compiler")
+@IN_INT8
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_int8_does_not_hide_what_is_not_finite(number: float) -> None:
     x, linear = torch.ones(3, 40), Products(in_int8=True)

@@ -72,7 +72,7 @@ def test_numbers_that_are_not_finite_or_huge_are_shown(reporter: Reporter, capsy
 
 # Numbers as wide as they come, resumed far into the run; the reporter is all that it writes.
 IN_A_TERMINAL = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from dist_transformer.base.errors import print_messages
 from dist_transformer.reporting.reporter import Reporter
@@ -85,6 +85,8 @@ for step in range(99_991, 100_000):
     if step % 3 == 0:
         reporter.train_line(step, {**figures, "target_tokens_per_second": 1234567.8}, seconds_left=3000)
         reporter.say(f"step {step}: saved")
+        while os.get_terminal_size(0).columns != int(sys.argv[2]):
+            time.sleep(0.01)
     time.sleep(0.12)
 reporter.close()
 """
@@ -106,7 +108,9 @@ def run_in_terminal(folder: Path, columns: int, later: int | None = None, **file
     # An empty width is none.
     terminal = Path(os.ttyname(theirs))
     streams = {"output": terminal, "errors": terminal, **files}
-    process = begin_python("-c", IN_A_TERMINAL, folder, stdin=terminal, COLUMNS="", LINES="", **streams)
+    process = begin_python(
+        "-c", IN_A_TERMINAL, folder, later or columns, stdin=terminal, COLUMNS="", LINES="", **streams
+    )
     output = b""
     while process.poll() is None or select.select([ours], [], [], 0)[0]:
         if select.select([ours], [], [], 0.05)[0]:

@@ -24,6 +24,7 @@ from dist_transformer.runtime.device import (
     kept_threads,
     load_caution,
     multiplies_bf16,
+    multiplies_int8,
     threads_for,
 )
 from dist_transformer.runtime.interpreter import share_cores
@@ -138,6 +139,14 @@ def test_a_cpu_multiplies_bf16_by_avx512_bf16_or_amx(
         file.write_text(f"flags\t\t: fpu {flags}\nbugs : amx_bf16_none\n")
     monkeypatch.setattr(device, "_CPU_INFO", file)
     assert multiplies_bf16(torch.device("cpu")) == has
+
+
+def test_products_in_int8_need_sums_that_do_not_overflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx_vnni\n")
+    monkeypatch.setattr(device, "_CPU_INFO", tmp_path / "cpuinfo")
+    for most, has in ((2**31 - 1, True), (2**15 - 1, False)):
+        monkeypatch.setattr(torch, "_int_mm", lambda x, y, most=most: (x.int() @ y.int()).clamp(max=most))
+        assert multiplies_int8(torch.device("cpu")) == has
 
 
 def test_a_gpu_without_bf16_is_refused_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,21 +40,22 @@ RANK = """
 import os, pathlib, signal, sys, time
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 def leave(number, frame):
-    (folder / f"signal-{rank}").write_text(str(number))
+    # SIGTERM follows as soon as the other has ended.
+    if not (folder / f"signal-{rank}").exists(): (folder / f"signal-{rank}").write_text(str(number))
     sys.exit(75)
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT): signal.signal(number, leave)
 os.write(1, f"rank {rank} {sys.stdin.readline().strip() if rank == '0' else ''}\\n".encode())
 exec(sys.argv[2])
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
 exec(sys.argv[3])
-time.sleep(60)
+time.sleep(600)
 """
 LAUNCH = """
 import sys
 from dist_transformer.runtime import processes
 processes._PROGRAM = ("-c", sys.argv[1])
-processes._GRACE_SECONDS = 0.5
-sys.exit(processes.run_processes(2, sys.argv[2:]))
+processes._GRACE_SECONDS = float(sys.argv[2])
+sys.exit(processes.run_processes(2, sys.argv[3:]))
 """
 
 
@@ -105,10 +106,10 @@ def test_one_task_starts_processes_with_places_of_their_own(
 class Launch:
     """Two ranks of a program of few lines, in a process that launches them."""
 
-    def __init__(self, folder: Path, program: str = "", *, first: str = "") -> None:
+    def __init__(self, folder: Path, program: str = "", *, first: str = "", grace: float = 300) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, RANK, str(folder), first, program],
+            [sys.executable, "-c", LAUNCH, RANK, str(grace), str(folder), first, program],
             env=without_place(environment_of_child()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -161,9 +162,12 @@ def test_when_a_rank_fails_the_others_are_ended(
     program: str, status: int, signals: list[int | None], tmp_path: Path
 ) -> None:
     # A rank fails when both are there.
-    first = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if status == 4 else ""
-    waits = "while not all((folder / f'pid-{i}').exists() for i in '01'): time.sleep(0.05)\ntime.sleep(0.2)\n"
-    launch = Launch(tmp_path, waits + program, first=first)
+    first, grace = ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", 0.5) if status == 4 else ("", 300)
+    waits = (
+        "def is_there(i): return (folder / f'pid-{i}').exists() and (folder / f'pid-{i}').read_text()\n"
+        "while not all(map(is_there, '01')): time.sleep(0.05)\n"
+    )
+    launch = Launch(tmp_path, waits + program, first=first, grace=grace)
     launch.process.communicate("\n", timeout=600)
     assert launch.process.returncode == status
     assert launch.signals() == signals

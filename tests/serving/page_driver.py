@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.browser import Browser
 
-_PATIENCE = 60
+_PATIENCE = 300
 
 
 class Page:

@@ -107,7 +107,7 @@ def with_server(use: Callable[[int], Awaitable[T]]) -> T:
         app = make_app([MODEL], max_characters=100, hosts=allowed_hosts(listening))  # type: ignore[list-item]
         serving = asyncio.create_task(serve(app, listening))
         try:
-            return await asyncio.wait_for(use(port), 30)
+            return await asyncio.wait_for(use(port), 300)
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

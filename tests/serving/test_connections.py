@@ -71,19 +71,18 @@ def test_half_a_request_ends_with_its_time(half: bytes, status: bytes | None) ->
     with_server(use)
 
 
-@pytest.mark.parametrize("slow", [HEADERS, BODY], ids=["headers", "body"])
-def test_a_byte_now_and_then_gives_no_more_time(slow: bytes) -> None:
+@pytest.mark.parametrize(
+    ("begun", "is_body"), [(HEADERS, False), (HEADERS + b"Content-Length: 9999\r\n\r\n", True)], ids=["headers", "body"]
+)
+def test_a_byte_now_and_then_gives_no_more_time(begun: bytes, is_body: bool) -> None:
     async def use(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"" if slow == HEADERS else REQUEST.removesuffix(BODY))
+        writer.write(begun)
         reading = asyncio.create_task(reader.read())
-        for byte in slow:
-            writer.write(bytes([byte]))
+        while not reading.done():
+            writer.write(b"a")
             await asyncio.wait([reading], timeout=0.1)
-            if reading.done():
-                break
-        assert reading.done()
-        assert (b" 408 " in reading.result()) == (slow == BODY)
+        assert (b" 408 " in reading.result()) == is_body
         writer.close()
 
     with_server(use)
@@ -105,26 +104,24 @@ def test_an_answer_that_is_not_read_ends_with_its_time(answer: dict[str, Any]) -
     async def use(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(REQUEST)
-            await asyncio.sleep(5)
-            # The system refuses the first of these, or says so for the next.
             with contextlib.suppress(ConnectionError):
-                connection.sendall(b"\r\n")
-                await asyncio.sleep(0.1)
-            with pytest.raises(ConnectionError):
-                connection.sendall(b"\r\n")
+                while True:
+                    # Not sooner: each of these puts off the system's question whether the client reads now.
+                    await asyncio.sleep(2)
+                    connection.sendall(b"\r\n")
 
     with_server(use)
 
 
 def test_half_clients_keep_no_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SECONDS_TO_BEGIN", 60)
+    monkeypatch.setattr(server, "SECONDS_TO_BEGIN", 600)
 
     async def use(port: int) -> None:
         halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
         for i, (_, writer) in enumerate(halves):
             writer.write((b"", b"GET / HT", HALVES["headers"][0], HALVES["a body"][0])[i % 4])
         one = REQUEST.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
-        assert (await asyncio.wait_for(exchange(port, one), 2)).endswith(ANSWER)
+        assert (await exchange(port, one)).endswith(ANSWER)
         for _, writer in halves:
             writer.close()
 

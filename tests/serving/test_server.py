@@ -3,10 +3,12 @@
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from dist_transformer.serving import server
 from dist_transformer.serving.server import MOST_WAITING
 from tests.serving.running import MODEL, a_post, exchange, read_answer, with_server
 
@@ -16,16 +18,29 @@ class PanicError(BaseException):
 
 
 class Gate:
-    """Takes the place of a search: begins, and ends when it may."""
+    """Takes the place of a search: ends when it may. Counts the requests that wait or are searched for."""
 
-    def __init__(self) -> None:
-        self.begun, self.may_end = threading.Event(), threading.Event()
-        self.texts: list[str] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_end, self.texts, self.held = threading.Event(), list[str](), 0
+        run = server._Queue.run
+
+        async def counted(*arguments: Any) -> Any:
+            self.held += 1
+            try:
+                return await run(*arguments)
+            finally:
+                self.held -= 1
+
+        monkeypatch.setattr(server._Queue, "run", counted)
+        monkeypatch.setattr(MODEL, "translate", self.translate)
+
+    async def until_held(self, count: int) -> None:
+        while self.held != count:
+            await asyncio.sleep(0.01)
 
     def translate(self, text: str, prefix: str) -> dict[str, Any]:
         self.texts.append(text)
-        self.begun.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(600)
         if text == "bad":
             raise ZeroDivisionError("a mistake")
         if text == "panic":
@@ -34,10 +49,10 @@ class Gate:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    gate = Gate()
-    monkeypatch.setattr(MODEL, "translate", gate.translate)
-    return gate
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.may_end.set()
 
 
 async def post(port: int, text: str) -> tuple[int, Any]:
@@ -51,9 +66,9 @@ def test_a_full_queue_is_refused_and_searches_run_in_order(gate: Gate) -> None:
         asked = []
         for i in range(MOST_WAITING + 1):
             asked.append(asyncio.create_task(post(port, str(i))))
-            await asyncio.sleep(0.05)
+            await gate.until_held(i + 1)
         refused = {"error": "8 requests are already waiting: try again in a moment"}
-        assert await asyncio.wait_for(post(port, "more"), 2) == (503, refused)
+        assert await post(port, "more") == (503, refused)
         gate.may_end.set()
         expected = [(200, {"results": [{"text": str(i)}]}) for i in range(MOST_WAITING + 1)]
         assert await asyncio.gather(*asked) == expected
@@ -65,14 +80,15 @@ def test_a_full_queue_is_refused_and_searches_run_in_order(gate: Gate) -> None:
 def test_of_clients_that_leave_only_the_search_that_runs_keeps_its_place(gate: Gate) -> None:
     async def use(port: int) -> None:
         first = asyncio.create_task(post(port, "first"))
-        await asyncio.to_thread(gate.begun.wait, 30)
+        while not gate.texts:
+            await asyncio.sleep(0.01)
         others = [asyncio.create_task(post(port, "other")) for _ in range(MOST_WAITING)]
-        await asyncio.sleep(0.3)
+        await gate.until_held(1 + MOST_WAITING)
         for each in (first, *others):
             each.cancel()
-        await asyncio.sleep(0.3)
+        await gate.until_held(1)
         last = [asyncio.create_task(post(port, "last")) for _ in range(MOST_WAITING)]
-        await asyncio.sleep(0.3)
+        await gate.until_held(1 + MOST_WAITING)
         # There is no ninth place: a search cannot be stopped.
         assert (await post(port, "more"))[0] == 503
         gate.may_end.set()

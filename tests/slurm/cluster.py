@@ -91,7 +91,7 @@ def install() -> None:
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *PACKAGES]):
         try:
-            subprocess.run(["apt-get", *command], check=True, env=quiet, capture_output=True, timeout=180)
+            subprocess.run(["apt-get", *command], check=True, env=quiet, capture_output=True, timeout=600)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise ClusterError(f"SLURM cannot be installed: {error}") from None
 
@@ -103,7 +103,7 @@ def interpreters() -> list[str]:
     return sorted(str(path) for path in named | {Path(sys.executable).resolve()} if path.is_file())
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -188,7 +188,7 @@ class Cluster:
         self._run_on(CONTROLLER, "slurmctld", "-c", "-i", "-f", self.folder / "slurm.conf")
         for node in self.nodes:
             self.start_node(node)
-        wait_until(self.idle, "nodes idle", seconds=30)
+        wait_until(self.idle, "nodes idle")
 
     def _run_on(self, host: str, *command: object) -> None:
         own = self.folder / f"disk-{host}"
@@ -308,7 +308,7 @@ def _kill_all(space: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         return not pids
 
-    wait_until(kill, f"{space} has no process", seconds=10)
+    wait_until(kill, f"{space} has no process")
 
 
 def _ip(*words: str) -> str:

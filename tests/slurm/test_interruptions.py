@@ -54,7 +54,7 @@ def until_the_middle(site: Site, job: str) -> str:
 def await_nothing_left(site: Site) -> None:
     """Each node soon runs its daemon and nothing else."""
     nodes = site.cluster.nodes
-    wait_until(lambda: [len(site.cluster.processes(node)) for node in nodes] == [1, 1], "nothing left", seconds=15)
+    wait_until(lambda: [len(site.cluster.processes(node)) for node in nodes] == [1, 1], "nothing left")
 
 
 def requeue(site: Site, job: str) -> None:

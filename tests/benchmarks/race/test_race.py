@@ -92,9 +92,10 @@ def test_the_best_recipe_that_trains_with_every_seed_races_and_what_is_done_stay
     assert figures["recipe"]["peak_lr"] == 1e-4
     assert figures["better_in_the_grid_but_failed_with_some_seed"] == ["0.0005-10-1-4"]
     times = figures["cpu_seconds_to_bleu"]["bleu_25"]["values"]
-    # A quarter of the way to the first weights, which come after 0.3 s of work and the start of Python.
+    # A quarter of the way to the first weights, which come after the start of Python and 0.3 s of work, and may be seen
+    # after another 0.3 s.
     assert len(times) == 3
-    assert all(0.3 / 4 < value < 0.6 / 4 for value in times)
+    assert all(0.3 / 4 < value < 0.9 / 4 for value in times)
     starts = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")}
     contest.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("starts")} == starts

@@ -192,8 +192,8 @@ watchdog.enter(Phase.STEP, 2)
 for _ in range(4):
     time.sleep(0.45)
     watchdog.progress()
-subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
-time.sleep(0.3)
+stopped = f"grep -q '^State:.T' /proc/{os.getpid()}/status"
+subprocess.Popen(["sh", "-c", f"until {stopped}; do sleep 0.1; done; sleep 2; kill -CONT {os.getpid()}"])
 os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(0.2)
 watchdog.progress()
