@@ -111,12 +111,13 @@ def _make_token(stack: ExitStack, run_dir: Path) -> str:
 
 def _appears(path: Path, content: str) -> bool:
     deadline = time.monotonic() + _VISIBLE_WITHIN_SECONDS
-    while time.monotonic() < deadline:
+    while True:
         with suppress(OSError):
             if path.read_text() == content:
                 return True
+        if time.monotonic() > deadline:
+            return False
         time.sleep(_PAUSE_SECONDS)
-    return False
 
 
 def _try_lock(path: Path) -> str:
