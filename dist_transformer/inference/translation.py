@@ -51,6 +51,10 @@ class ScoredText:
     is_cut: bool = False
     """Whether it, or a part of it, reached the maximum length and would have continued."""
     alignment: Alignment | None = None
+    missing_spans: int = 0
+    """Protected spans that the model left out."""
+    terms_kept: int = 0
+    """Terms that it has of those that it should have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +81,8 @@ class Translation:
     """Whether a line that would be split was translated as a whole, because its prefix has several sentences."""
     max_extra_tokens: int = 0
     """Tokens that the longest output has more than its source."""
-    missing_spans: int = 0
-    """Protected spans that the model left out of the best hypothesis."""
     terms: int = 0
     """Terms that the translation should have."""
-    terms_kept: int = 0
-    """Terms of these that the best hypothesis has."""
 
     @property
     def text(self) -> str:
@@ -99,7 +99,7 @@ class Translation:
             yield "with a sentence that is longer than any in the training: check the translation"
         if self.whole_for_prefix:
             yield "translated as a whole for a prefix of several sentences: check that no sentence is missing"
-        if self.missing_spans:
+        if self.hypotheses[0].missing_spans:
             yield "without a place for protected text in the translation: look for it at the end, or add it"
         if any(one.alignment is not None and not one.alignment.is_guided for one in self.hypotheses):
             yield "aligned by attention that no alignments guided: train with --guided-attention for better ones"
@@ -118,7 +118,7 @@ def count_notes(translations: Iterable[Translation]) -> Counter[str]:
     notes = Counter[str]()
     for one in translations:
         notes.update(one.notes)
-        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.terms_kept})
+        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.hypotheses[0].terms_kept})
     return notes
 
 
@@ -170,6 +170,8 @@ def join_hypotheses(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText
             score=sum(one.score for one in alike) / len(alike),
             tokens=tuple(token for one in alike for token in one.tokens),
             is_cut=any(one.is_cut for one in alike),
+            missing_spans=sum(one.missing_spans for one in alike),
+            terms_kept=sum(one.terms_kept for one in alike),
         )
         for alike in zip(*parts, strict=False)
     )

@@ -343,16 +343,18 @@ class Translator:
         for line, parts in enumerate(sources.places):
             hypotheses = join_hypotheses([decoded[i] for i in parts]) if parts else _EMPTY
             append = self.settings.missing_spans == "append"
-            restored = [sources.lines[line].restore(one.text, append=append) for one in hypotheses]
+            protected = sources.lines[line]
+            restored = [(one, *protected.restore(one.text, append=append)) for one in hypotheses]
             translation = Translation(
-                hypotheses=tuple(replace(one, text=text) for one, (text, _) in zip(hypotheses, restored, strict=True)),
+                hypotheses=tuple(
+                    replace(one, text=text, missing_spans=missing, terms_kept=count_terms(protected.terms, text))
+                    for one, text, missing in restored
+                ),
                 split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
                 beyond_training=any(len(sources.ids[i]) > (self.longest_trained or len(sources.ids[i])) for i in parts),
                 whole_for_prefix=line in sources.whole_for_prefix,
                 max_extra_tokens=self.settings.max_extra_tokens,
-                missing_spans=restored[0][1],
-                terms=len(sources.lines[line].terms),
-                terms_kept=count_terms(sources.lines[line].terms, restored[0][0]),
+                terms=len(protected.terms),
             )
             translations.append(translation)
         return translations

@@ -77,7 +77,7 @@ def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
     found = translator_of(tokenizer, protect=("numbers",)).translate(lines)
     assert [one.hypotheses[0].score for one in found] == [-2, -1, 0]
     (both,) = translator_of(tokenizer, protect=("numbers",), nbest=3).translate(lines[:1])
-    assert [one.score for one in both.hypotheses] == [-2, -3, -1]
+    assert [(one.score, one.missing_spans) for one in both.hypotheses] == [(-2, 0), (-3, 0), (-1, 1)]
     assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
 
 
@@ -99,7 +99,7 @@ def test_sides_have_placeholders_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     # It has the id of the targets' second placeholder.
     translator = Translator(model, pair, torch.device("cpu"), settings, tags=("<2fr>",))
     (found,) = translator.translate(["See 12"])
-    assert (found.text, found.missing_spans) == ("12", 0)
+    assert (found.text, found.hypotheses[0].missing_spans) == ("12", 0)
     # A link to a placeholder of the source is one to its span.
     kept[:] = [[first, second]]
     marks = pair.source.tag_ids(tags)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-from dist_transformer.inference.translation import join_texts, split_text
+from dist_transformer.inference.translation import ScoredText, join_hypotheses, join_texts, split_text
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +104,9 @@ def test_translations_are_joined_as_their_script_is_written() -> None:
     assert join_texts(["안녕.", "잘 가."]) == "안녕. 잘 가."
     assert join_texts(["", "a", "", "b", ""]) == "a b"
     assert join_texts(["", ""]) == join_texts([]) == ""
+
+
+def test_counts_of_parts_are_added() -> None:
+    part = ScoredText(text="a", score=-1.0, tokens=(5,), missing_spans=1, terms_kept=2)
+    joined = ScoredText(text="a a", score=-1.0, tokens=(5, 5), missing_spans=2, terms_kept=4)
+    assert join_hypotheses([(part,), (part,)]) == (joined,)

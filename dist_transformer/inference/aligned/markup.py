@@ -297,9 +297,7 @@ def translate_documents(
                 hypotheses=(replace(best, text=text),),
                 split=next((one.split for one in own if one.split), None),
                 beyond_training=any(one.beyond_training for one in own),
-                missing_spans=sum(one.missing_spans for one in own),
                 terms=sum(one.terms for one in own),
-                terms_kept=sum(one.terms_kept for one in own),
             )
         )
     return results

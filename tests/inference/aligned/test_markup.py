@@ -44,7 +44,7 @@ def rendered(document: str, order: Sequence[int] | None = None, words: dict[str,
                 links += [Link(start, end, len(text), len(text) + len(word))] * bool(word)
                 text += word
             best = ScoredText(text=text, score=-1.0, tokens=(1,), alignment=Alignment(tuple(links), "", False))
-            found.append(Translation(hypotheses=(best,), terms=1, terms_kept=1))
+            found.append(Translation(hypotheses=(best,), terms=1))
         return found
 
     (one,) = translate_documents([document], translate)
