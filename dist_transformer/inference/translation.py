@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dist_transformer.data.text.sentences import UNSPACED_CHARACTER, split_sentences
+from dist_transformer.data.text.sentences import EAST_ASIAN_CHARACTER, split_sentences
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _JOINERS = "\u200c\u200d"
@@ -154,7 +154,7 @@ def join_texts(texts: Sequence[str]) -> str:
     texts = [text for text in texts if text]
     joined = texts[:1]
     for before, after in itertools.pairwise(texts):
-        unspaced = UNSPACED_CHARACTER.match(before[-1]) or UNSPACED_CHARACTER.match(after[0])
+        unspaced = EAST_ASIAN_CHARACTER.match(before[-1]) or EAST_ASIAN_CHARACTER.match(after[0])
         joined += ["" if unspaced else " ", after]
     return "".join(joined)
 

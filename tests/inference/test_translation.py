@@ -102,6 +102,8 @@ def test_translations_are_joined_as_their_script_is_written() -> None:
     assert join_texts(["你好。", "再见!", "3 只猫。"]) == "你好。再见!3 只猫。".replace("!3", "! 3")
     assert join_texts(["ねこ", "です"]) == "ねこです"
     assert join_texts(["안녕.", "잘 가."]) == "안녕. 잘 가."
+    # Of Thai, a space ends a sentence.
+    assert join_texts(["ฝนตก", "เรานอน"]) == "ฝนตก เรานอน"
     assert join_texts(["", "a", "", "b", ""]) == "a b"
     assert join_texts(["", ""]) == join_texts([]) == ""
 

@@ -4,19 +4,17 @@ A line in capitals is translated in the usual case, and its translation is put i
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_transformer.data.text.sentences import UNSPACED_CHARACTER
+from dist_transformer.data.text.sentences import UNSPACED, UNSPACED_CHARACTER
 from dist_transformer.data.vocabulary.placeholders import split_at_marks, without_marks
 
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
-_SPACELESS = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
-_LETTER = rf"[^\W{_SPACELESS}]"
+_LETTER = rf"(?:(?!{UNSPACED})\w)"
 _BEGIN = rf"(?<!{_LETTER})"
 _PATTERNS = {
-    "urls": rf"(?i:(?:https?|ftp)://|www\.)[^\s<>\"'{_SPACELESS}]*[^\s<>\"'{_SPACELESS}.,;:!?()\[\]{{}}]",
+    "urls": rf"(?i:(?:https?|ftp)://|www\.)(?:(?!{UNSPACED})[^\s<>\"'])*(?!{UNSPACED})[^\s<>\"'.,;:!?()\[\]{{}}]",
     "emails": rf"{_BEGIN}(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
     # All of a number, or nothing of it, so that 1.5km stays.
     "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?!{_LETTER})",
@@ -112,5 +110,5 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     glued = beside in ends or (is_letter and any(map(str.isalnum, ends)))
     # As in 15-Zoll.
     glued |= more[0] == "-" and more[1:2].isalnum()
-    glued |= any(unicodedata.east_asian_width(end) in "WF" for end in ends)
+    glued |= any(map(UNSPACED_CHARACTER.match, ends))
     return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more

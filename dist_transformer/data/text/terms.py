@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dist_transformer.base.errors import UserError
 from dist_transformer.data.text.lines import read_lines
-from dist_transformer.data.text.sentences import COMBINING, UNSPACED_CHARACTER
+from dist_transformer.data.text.sentences import COMBINING, UNSPACED
 from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, without_marks
 
-TOKEN = re.compile(rf"{UNSPACED_CHARACTER.pattern}|(?:(?!{UNSPACED_CHARACTER.pattern})\w[{COMBINING}]*)+|[^\w\s]")
+TOKEN = re.compile(rf"{UNSPACED}[{COMBINING}]*|(?:(?!{UNSPACED})\w[{COMBINING}]*)+|[^\w\s]")
 
 
 class Terms:

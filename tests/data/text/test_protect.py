@@ -25,6 +25,9 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("1.5km at 12:30pm, 1.2.3a, Müller@example.org", []),
         ("SEE HTTP://EXAMPLE.ORG/A.", ["HTTP://EXAMPLE.ORG/A"]),
         ("有3只狗，见https://example.org/a。写信到a@example.org谢谢", ["3", "https://example.org/a", "a@example.org"]),
+        ("ราคา500บาทที่www.example.orgครับ", ["500", "www.example.org"]),
+        ("𠮷野家5階ｶﾅ7", ["5", "7"]),
+        ("제5장은 12개", []),
     ],
 )
 def test_spans(line: str, spans: list[str]) -> None:
@@ -61,6 +64,9 @@ def test_a_span_is_beside_what_it_was_beside() -> None:
         ("see {name} so", f"sieh {A} so", "sieh {name} so"),
         # But not beside one of a script without spaces.
         ("价格100元。", f"The price is {A} yuan.", "The price is 100 yuan."),
+        ("see 5 here", f"ราคา {A} บาท", "ราคา5บาท"),
+        ("see 5 here", f"서울에서 {A} 마리 {B}", "서울에서 5 마리"),
+        ("see 5 here", f"🐕 {A} 🐕", "🐕 5 🐕"),
         ("a 3 or 5", f"ein {A} - {B}", "ein 3 - 5"),
         ("a 15 inch", f"ein {A}-Zoll-Bild - {B}", "ein 15-Zoll-Bild -"),
     ],

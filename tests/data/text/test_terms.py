@@ -17,6 +17,8 @@ TERMS = Terms(
         ("hot", "heiß"),
         ("IT", "EDV"),
         ("狗", "Hund"),
+        ("หมา", "Hund"),
+        ("か", "?"),
         ("C++", "C++"),
         ("का", "of"),
     ]
@@ -35,6 +37,8 @@ def with_terms(text: str) -> str:
         ("A HOT  DOG, Dog", "A HOT  DOG[Wurst], Dog[Hund]"),
         ("IT is it", "IT[EDV] is it"),
         ("一只狗跑", "一只狗[Hund]跑"),
+        ("มีหมาวิ่ง", "มีหมา[Hund]วิ่ง"),
+        ("か\u3099", "か\u3099"),
         ("C++ or C", "C++[C++] or C"),
         # A vowel sign belongs to its word.
         ("का काम", "का[of] काम"),
