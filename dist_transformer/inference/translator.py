@@ -116,6 +116,7 @@ class Translator:
         self.max_source_tokens = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         # Without the language, the choice among samples splits text into words at spaces.
         self.language = "" if info is None else info.target_language
+        self.source_language = "" if info is None else info.source_language
         self.longest_trained = None if info is None else info.longest_source
         usual = None if info is None else info.split_over
         wanted = usual if settings.split_over is None else settings.split_over
@@ -209,11 +210,8 @@ class Translator:
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        found = ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
-        if self._terms is None:
-            return found
-        text, terms = self._terms.annotate(found.text)
-        return replace(found, text=text, terms=tuple(terms))
+        how: dict[str, Any] = {"recase": recase, "language": self.source_language, "terms": self._terms}
+        return ProtectedLine.of(cleaned, kinds, list(self.placeholders), prefix=prefix.strip(), **how)
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -344,7 +342,9 @@ class Translator:
             hypotheses = join_hypotheses([decoded[i] for i in parts]) if parts else _EMPTY
             append = self.settings.missing_spans == "append"
             protected = sources.lines[line]
-            restored = [(one, *protected.restore(one.text, append=append)) for one in hypotheses]
+            restored = [
+                (one, *protected.restore(one.text, append=append, language=self.language)) for one in hypotheses
+            ]
             translation = Translation(
                 hypotheses=tuple(
                     replace(one, text=text, missing_spans=missing, terms_kept=count_terms(protected.terms, text))

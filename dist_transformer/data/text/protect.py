@@ -7,8 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dist_transformer.config.language_codes import base_language
 from dist_transformer.data.text.sentences import UNSPACED, UNSPACED_CHARACTER
-from dist_transformer.data.vocabulary.placeholders import split_at_marks, without_marks
+from dist_transformer.data.text.terms import Terms
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_marks, without_marks
 
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
 _LETTER = rf"(?:(?!{UNSPACED})\w)"
@@ -23,6 +25,10 @@ _PATTERNS = {
 KINDS = tuple(_PATTERNS)
 _NOT_WITHIN_A_WORD = rf"(?!(?<={_LETTER}){_LETTER})"
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
+_TERM = re.compile(f"{TERM_MARKS[0]}[^{TERM_MARKS[1]}]*{TERM_MARKS[1]}")
+# Languages in which I is the capital of another letter than i, and these letters.
+_DOTTED = ("tr", "az")
+_SMALL, _CAPITAL = str.maketrans("Iİ", "ıi"), str.maketrans("iı", "İI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,20 @@ class ProtectedLine:
 
     @classmethod
     def of(
-        cls, line: str, kinds: Sequence[str], marks: Sequence[str], *, recase: bool, prefix: str = ""
+        cls,
+        line: str,
+        kinds: Sequence[str],
+        marks: Sequence[str],
+        *,
+        recase: bool,
+        prefix: str = "",
+        language: str = "",
+        terms: Terms | None = None,
     ) -> "ProtectedLine":
-        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case.
+        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case; write terms.
 
         Args:
+            language: that of the line.
             prefix: text that the translation begins with, as it is; it may have some of the spans.
         """
         line = without_marks(line)
@@ -64,23 +79,31 @@ class ProtectedLine:
             return cls("", {}, line)
         # A word alone may be an abbreviation.
         is_raised = recase and not prefix and text.isupper() and len(text.split()) > 1
+        chosen: list[str] = []
+        if terms is not None:
+            text, chosen = terms.annotate(text, in_capitals=is_raised)
         if is_raised:
-            text = _SENTENCE.sub(lambda found: found[1] + found[2].upper(), text.lower())
+            # Terms for the translation stay as they are, and none is a beginning of a sentence.
+            written = iter(_TERM.findall(text))
+            text = _lower(_TERM.sub(TERM_MARKS[0], text), language)
+            text = _SENTENCE.sub(lambda found: found[1] + _upper(found[2], language), text)
+            text = re.sub(TERM_MARKS[0], lambda _: next(written), text)
         # Longer spans may hold shorter ones.
         for mark, (span, *_) in sorted(spans.items(), key=lambda each: -len(each[1][0])):
             rest = re.sub(f"{_NOT_WITHIN_A_WORD}{re.escape(span)}{_NOT_WITHIN_A_WORD}", " ", prefix, count=1)
             if rest != prefix:
                 prefix = rest
                 del spans[mark]
-        return cls(text, spans, is_raised=is_raised)
+        return cls(text, spans, is_raised=is_raised, terms=tuple(chosen))
 
-    def restore(self, text: str, *, append: bool) -> tuple[str, int]:
+    def restore(self, text: str, *, append: bool, language: str = "") -> tuple[str, int]:
         """Put the spans in place of the marks of a translation, each once, and count those without a mark.
 
         Args:
             append: whether these come at the end.
+            language: that of the translation.
         """
-        first, *parts = split_at_marks(text.upper() if self.is_raised else text)
+        first, *parts = split_at_marks(_upper(text, language) if self.is_raised else text)
         if not parts and not self.spans:
             return self.whole or first, 0
         left, result = dict(self.spans), first.strip()
@@ -94,6 +117,14 @@ class ProtectedLine:
         for span, *_ in left.values() if append else ():
             result = _join(result, span)
         return result, len(left)
+
+
+def _lower(text: str, language: str) -> str:
+    return (text.translate(_SMALL) if base_language(language) in _DOTTED else text).lower()
+
+
+def _upper(text: str, language: str) -> str:
+    return (text.translate(_CAPITAL) if base_language(language) in _DOTTED else text).upper()
 
 
 def _join(text: str, more: str, *, beside: str = " ") -> str:

@@ -29,6 +29,8 @@ class Terms:
         for source, target in pairs:
             self._targets.setdefault(tuple(TOKEN.findall(source)), []).append(target)
         self._longest = max(map(len, self._targets), default=0)
+        # The first of those that are alike in capitals.
+        self._capitals = {tuple(map(str.upper, words)): found for words, found in reversed(self._targets.items())}
 
     @classmethod
     def read(cls, path: Path) -> "Terms":
@@ -47,13 +49,14 @@ class Terms:
             raise UserError(f"{path} has no terms: write a source term, one tab, and its target term in each line")
         return cls(pairs)
 
-    def annotate(self, source: str, target: str | None = None) -> tuple[str, list[str]]:
+    def annotate(self, source: str, target: str | None = None, *, in_capitals: bool = False) -> tuple[str, list[str]]:
         """Write the target terms behind the source terms of a text; return the text and the terms that it got.
 
         Longer terms come first, from the beginning of the text.
 
         Args:
             target: translation, if it is known; terms that do not occur there are left out.
+            in_capitals: whether the case of the text says nothing, so that any source term is found.
         """
         tokens, text, end, place, chosen = [*TOKEN.finditer(source)], "", 0, 0, list[str]()
         while place < len(tokens):
@@ -61,6 +64,7 @@ class Terms:
             for stop in range(min(len(tokens), place + self._longest), place, -1):
                 words = tuple(token[0] for token in tokens[place:stop])
                 found = self._targets.get(words) or self._targets.get(tuple(map(str.lower, words)), [])
+                found = found or (self._capitals.get(words, []) if in_capitals else [])
                 if fitting := [one for one in found if target is None or _count(one, target)]:
                     begin, end, last = end, tokens[stop - 1].end(), stop - 1
                     text += f"{source[begin:end]} {TERM_MARKS[0]} {fitting[0]} {TERM_MARKS[1]}"

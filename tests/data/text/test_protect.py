@@ -3,7 +3,8 @@
 import pytest
 
 from dist_transformer.data.text.protect import KINDS, ProtectedLine
-from dist_transformer.data.vocabulary.placeholders import marks
+from dist_transformer.data.text.terms import Terms
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, marks
 
 A, B, C = MARKS = marks(3)
 
@@ -112,6 +113,24 @@ def test_capitals(line: str, text: str, restored: str) -> None:
     found = of(line, recase=True)
     assert found.text == text
     assert found.restore(f"ein Hund {A}" if found.spans else "ein Hund 5", append=True) == (restored, 0)
+
+
+def test_terms_of_a_line_in_capitals() -> None:
+    terms = Terms([("EU", "EU"), ("dog etc", "Hund usw. und"), ("Bonn", "Bonn")])
+    how = {"kinds": (), "marks": (), "recase": True, "terms": terms}
+    line = ProtectedLine.of("THE EU. BONN DOG ETC. IT", **how)  # type: ignore[arg-type]
+    text = line.text.replace(f" {TERM_MARKS[0]} ", "[").replace(f" {TERM_MARKS[1]}", "]")
+    assert text == "The eu[EU]. Bonn[Bonn] dog etc[Hund usw. und]. It"
+    assert line.terms == ("EU", "Bonn", "Hund usw. und")
+    # Elsewhere, capitals count.
+    assert ProtectedLine.of("The eu, BONN", **how).terms == ()  # type: ignore[arg-type]
+
+
+def test_capitals_of_turkish() -> None:
+    line = ProtectedLine.of("IŞIK İYİ", (), (), recase=True, language="tur_Latn")
+    assert line.text == "Işık iyi"
+    assert line.restore("iyi ışık", append=True, language="tr") == ("İYİ IŞIK", 0)
+    assert line.restore("im", append=True, language="de") == ("IM", 0)
 
 
 def test_spans_of_the_kinds_alone() -> None:
