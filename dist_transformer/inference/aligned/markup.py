@@ -29,6 +29,8 @@ _CODE = re.compile(
 )
 _ATTRIBUTE = re.compile(r"""([^\s=>/]+)(?:\s*=\s*("[^"]*|'[^']*|[^\s>]*)["']?)?""")
 _QUOTES = "\"' "
+Kind = Literal["start", "end", "shown", "other"]
+"""Kind of a tag; "shown": a reader sees something, as of a picture or of what is not translated."""
 # Python limits the digits of a number; no character needs so many.
 _NO_CHARACTER = re.compile(r"&#[0-9]{8,};?")
 # Elements at which a sentence ends. All others are a part of it.
@@ -49,7 +51,7 @@ class Tag(NamedTuple):
     raw: str
     place: int
     """Characters of the segment's text before it."""
-    kind: Literal["start", "end", "other"]
+    kind: Kind
     name: str
     spaces: tuple[bool, bool]
     """Whether there is white space before it, and after it."""
@@ -65,6 +67,8 @@ class Segment:
     def __init__(self, start: int) -> None:
         self.start, self.tags = start, list[Tag]()
         self._pieces, self._length, self._in_space = list[str](), 0, True
+        # Whether white space is directly before, and something that is shown between two texts.
+        self._behind_space = self._behind_shown = False
 
     @property
     def text(self) -> str:
@@ -72,15 +76,21 @@ class Segment:
 
     def add_text(self, raw: str) -> None:
         piece = re.sub(r"\s+", " ", html.unescape(_NO_CHARACTER.sub("\ufffd", raw)))
+        if self.tags and piece[:1] == " ":
+            self.tags[-1] = self.tags[-1]._replace(spaces=(self.tags[-1].spaces[0], True))
+        self._behind_space = piece[-1:] == " "
         piece = piece.lstrip() if self._in_space else piece
         if piece:
+            if self._behind_shown and self._pieces and piece[0].isalnum() and self._pieces[-1][-1].isalnum():
+                piece = f" {piece}"
+            self._behind_shown = False
             self._pieces.append(piece)
             self._length += len(piece)
             self._in_space = piece[-1] == " "
 
-    def add_tag(self, document: str, start: int, end: int, kind: Literal["start", "end", "other"], name: str) -> None:
-        spaces = document[max(start - 1, 0) : start].isspace(), document[end : end + 1].isspace()
-        self.tags.append(Tag(document[start:end], self._length, kind, name, spaces))
+    def add_tag(self, raw: str, kind: Kind, name: str) -> None:
+        self.tags.append(Tag(raw, self._length, kind, name, (self._behind_space, False)))
+        self._behind_space, self._behind_shown = False, self._behind_shown or kind == "shown"
 
     def partners(self) -> dict[int, int]:
         """Return the numbers of the end tags by those of their start tags; others have no partner."""
@@ -107,7 +117,7 @@ def parse(document: str) -> Iterator[str | Segment]:
             segment.add_text(document[end : code.start()])
             begin = code.start()
         end, name = code.end(), (code["name"] or "").lower()
-        kind: Literal["start", "end", "other"] = "other"
+        kind: Kind = "shown" if name == "img" else "other"
         if name and not _EMPTY.fullmatch(name) and not code[0].endswith("/>"):
             kind = "end" if code["slash"] else "start"
         if hidden or (kind == "start" and _is_kept(code["attributes"])):
@@ -115,15 +125,15 @@ def parse(document: str) -> Iterator[str | Segment]:
             depth += (name == hidden) * ((kind == "start") - (kind == "end"))
             if depth:
                 continue
-            hidden, kind = "", "other"
+            hidden, kind = "", "shown"
         if _BLOCKS.fullmatch(name):
             yield from _whole(document, segment, begin)
             yield document[begin:end]
             segment = Segment(end)
         else:
-            segment.add_tag(document, begin, end, kind, name)
+            segment.add_tag(document[begin:end], kind, name)
     if hidden:
-        segment.add_tag(document, begin, len(document), "other", hidden)
+        segment.add_tag(document[begin:], "shown", hidden)
     else:
         segment.add_text(document[end:])
     yield from _whole(document, segment, len(document))
@@ -253,7 +263,7 @@ class _Placement:
         following = bisect_left(self.ends, ((tag.place, 0), (0, 0)))
         found = [(0, words[0]) for _, words in self.ends[following : following + 1]]
         found += [(1, words[1]) for _, words in self.ends[max(following - 1, 0) : following]]
-        if tag.kind == "end" or (tag.kind == "other" and not tag.spaces[0]):
+        if tag.kind == "end" or (tag.kind != "start" and not tag.spaces[0]):
             found.reverse()
         fitting = [(side, word) for side, word in found if first <= word < stop and tag.place < end]
         return fitting[0] if fitting else (1, stop - 1)

@@ -79,6 +79,10 @@ def test_everything_but_words_stays_byte_for_byte() -> None:
         ("see <img> dogs", (1, 0), "<img> dogs see"),
         ("see<img>. dogs", (2, 0, 1), "dogs see<img> ."),
         ("<img>a dog<!-- x -->", (1, 0), "<img>dog a<!-- x -->"),
+        # What is shown is no comment: words around it stay two.
+        ("a<b><i translate=no>5</i></b>dog", (1, 0), "<b><i translate=no>5</i></b>dog a"),
+        ("a<!-- x -->b", (0,), "ab<!-- x -->"),
+        ("a&nbsp;<img>&#32;dog", (1, 0), "<img> dog a"),
     ],
 )
 def test_tags_go_with_their_words(document: str, order: Sequence[int], output: str) -> None:
