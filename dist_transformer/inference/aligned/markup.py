@@ -66,6 +66,8 @@ class Segment:
 
     def __init__(self, start: int) -> None:
         self.start, self.tags = start, list[Tag]()
+        self.raw = ""
+        """Part of the document, without white space at its ends."""
         self._pieces, self._length, self._in_space = list[str](), 0, True
         # Whether white space is directly before, and something that is shown between two texts.
         self._behind_space = self._behind_shown = False
@@ -152,6 +154,7 @@ def _whole(document: str, segment: Segment, end: int) -> Iterator[str | Segment]
         yield raw
         return
     yield raw[: len(raw) - len(raw.lstrip())]
+    segment.raw = raw.strip()
     yield segment
     yield raw[len(raw.rstrip()) :]
 
@@ -296,7 +299,9 @@ def translate_documents(
                 own.append(next(following))
                 best = own[-1].hypotheses[0]
                 links = best.alignment.links if best.alignment else ()
-                text += _Placement(part, best.text, links).render()
+                # A text of spans alone is its own translation, which has no tokens.
+                is_kept = best.text and not best.tokens
+                text += part.raw if is_kept else _Placement(part, best.text, links).render()
             else:
                 text += part
         own = own or [nothing]

@@ -228,7 +228,7 @@ def test_documents_on_their_way_through_a_translator(monkeypatch: pytest.MonkeyP
     assert (found[0].count("<b>"), found[3]) == (1, lines[3])
     # A segment of spans alone is its own translation, and its tags stay where they are.
     protecting = Decoding(markup="html", protect=("emails", "urls", "placeholders"))
-    spans = "<li><a>a@b.example</a>, <b>{name}</b></li> <i>https://c.example/a</i>"
+    spans = "<li><a>a@b.example</a>, <b>{name}</b></li> <i>https://c.example/a</i> <img>{name}"
     assert translator_of(protecting).translate([spans])[0].text == spans
     with pytest.raises(UserError, match="prefixes are for text without markup"):
         translator.translate(lines, prefixes=lines)
