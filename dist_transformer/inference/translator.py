@@ -19,6 +19,7 @@ from dist_transformer.data.vocabulary.placeholders import (
     placeholders_of,
     shared_placeholders,
     term_marks_of,
+    without_marks,
 )
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.aligned.alignment import add_alignments
@@ -229,7 +230,7 @@ class Translator:
                 encoded.append(None)
                 continue
             try:
-                prefix = self._piece_texts.encode(text)
+                prefix = self._piece_texts.encode(without_marks(text))
             except UserError as error:
                 raise UserError(f"line {number:,} {error}") from None
             if prefix.most_tokens > longest:
