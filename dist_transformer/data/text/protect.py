@@ -22,7 +22,7 @@ _PATTERNS = {
     "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?!{_LETTER})",
     "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
 }
-KINDS = tuple(_PATTERNS)
+KINDS, _ANY = tuple(_PATTERNS), re.compile("|".join(_PATTERNS.values()))
 _NOT_WITHIN_A_WORD = rf"(?!(?<={_LETTER}){_LETTER})"
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
 _TERM = re.compile(f"{TERM_MARKS[0]}[^{TERM_MARKS[1]}]*{TERM_MARKS[1]}")
@@ -45,6 +45,8 @@ class ProtectedLine:
     """Whether the line is in capitals, and the text is not."""
     terms: tuple[str, ...] = ()
     """Terms that the text has for its translation."""
+    begun: str = ""
+    """Span at the end of the prefix, of which the translation could make another one."""
 
     @classmethod
     def of(
@@ -89,13 +91,15 @@ class ProtectedLine:
             text = _lower(_TERM.sub(TERM_MARKS[0], text), language)
             text = _SENTENCE.sub(lambda found: found[1] + _upper(found[2], language), text)
             text = re.sub(TERM_MARKS[0], lambda _: next(written), text)
+        begun = max((span for span, *_ in spans.values() if prefix.endswith(span)), key=len, default="")
         # Longer spans may hold shorter ones.
         for mark, (span, *_) in sorted(spans.items(), key=lambda each: -len(each[1][0])):
             rest = re.sub(f"{_NOT_WITHIN_A_WORD}{re.escape(span)}{_NOT_WITHIN_A_WORD}", " ", prefix, count=1)
             if rest != prefix:
                 prefix = rest
                 del spans[mark]
-        return cls(text, spans, is_raised=is_raised, terms=tuple(chosen))
+        begun *= begun not in (span for span, *_ in spans.values())
+        return cls(text, spans, is_raised=is_raised, terms=tuple(chosen), begun=begun)
 
     def restore(self, text: str, *, append: bool, language: str = "") -> tuple[str, int]:
         """Put the spans in place of the marks of a translation, each once, and count those without a mark.
@@ -105,7 +109,7 @@ class ProtectedLine:
             language: that of the translation.
         """
         first, *parts = split_at_marks(_upper(text, language) if self.is_raised else text)
-        if not parts and not self.spans:
+        if not parts and not self.spans and not self.begun:
             return self.whole or first, 0
         left, result = dict(self.spans), first.strip()
         for mark, after in zip(parts[::2], parts[1::2], strict=True):
@@ -115,6 +119,8 @@ class ProtectedLine:
                 result = _join(result, after.strip(), beside=behind)
             else:
                 result = _join(result, after.strip())
+        if self.begun and self.begun not in (found[0] for found in _ANY.finditer(result)):
+            left[""] = self.begun, " ", " "
         for span, *_ in left.values() if append else ():
             result = _join(result, span)
         return result, len(left)

@@ -96,6 +96,13 @@ def test_a_prefix_may_have_spans() -> None:
     assert both.restore(f"www.a.example/1, 12: {B} {A} {C}", append=True) == ("www.a.example/1, 12: 1", 0)
 
 
+def test_a_span_that_a_translation_continues_is_missing() -> None:
+    line = ProtectedLine.of("At www.a.example/1 or 2", KINDS, MARKS, recase=False, prefix="Bei www.a.example/1")
+    assert line.restore(f"Bei www.a.example/1. {B}", append=True) == ("Bei www.a.example/1. 2", 0)
+    assert line.restore(f"Bei www.a.example/12 {B}", append=True) == ("Bei www.a.example/12 2 www.a.example/1", 1)
+    assert ProtectedLine.of("a 5", KINDS, MARKS, recase=False, prefix="5").restore("50", append=False) == ("50", 1)
+
+
 def test_text_without_spans_stays_as_it_is() -> None:
     assert of("a").restore(" x  y ", append=True) == (" x  y ", 0)
     assert of(f"a{A}b").text == "a\ufffdb"
