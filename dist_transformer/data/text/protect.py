@@ -15,12 +15,17 @@ from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_m
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
 _LETTER = rf"(?:(?!{UNSPACED})\w)"
 _BEGIN = rf"(?<!{_LETTER})"
+_FORM = r"[-+0]*+\d*+(?:\.\d++)?+"
 _PATTERNS = {
-    "urls": rf"(?i:(?:https?|ftp)://|www\.)(?:(?!{UNSPACED})[^\s<>\"'])*(?!{UNSPACED})[^\s<>\"'.,;:!?()\[\]{{}}]",
-    "emails": rf"{_BEGIN}(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
+    "urls": rf"(?i:(?:https?|ftp)://|www\.)(?:(?!{UNSPACED})[^\s<>\"'])*(?!{UNSPACED})[^\s<>\"'.,;:!?()\[\]{{}}…“”„‘’‚«»‹›]",
+    # Only from the beginning of what could be a name, so that the time is linear.
+    "emails": rf"{_BEGIN}(?<![.+-])(?a:[\w.+-]++@[\w-]+(?:\.[\w-]+)+)",
     # All of a number, or nothing of it, so that 1.5km stays.
     "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?!{_LETTER})",
-    "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
+    "placeholders": (
+        rf"\{{\{{[^{{}}]*\}}\}}|[$%#]?\{{[^{{}}\s]*\}}|%(?:\(\w+\)|\d+\$){_FORM}[sdfi@]|%{_FORM}(?:[sdfi](?!\w)|@)"
+        r"|</?[A-Za-z][\w-]*\s*/?>"
+    ),
 }
 KINDS, _ANY = tuple(_PATTERNS), re.compile("|".join(_PATTERNS.values()))
 _NOT_WITHIN_A_WORD = rf"(?!(?<={_LETTER}){_LETTER})"

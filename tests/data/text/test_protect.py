@@ -1,5 +1,7 @@
 """Spans that are not translated: found, replaced by marks, and put back."""
 
+import time
+
 import pytest
 
 from dist_transformer.data.text.protect import KINDS, ProtectedLine
@@ -22,7 +24,8 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("It is 13.50 € or 1,000,000 at 12:30", ["13.50", "1,000,000", "12:30"]),
         ("B2B, 3D and x86 have none", []),
         ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
-        ("100% sure", ["100"]),
+        ("100% sure, %5d or %.2f! %1$@", ["100", "%5d", "%.2f"]),
+        ("see “https://a.example/b”, «www.example.org»", ["https://a.example/b", "www.example.org"]),
         ("1.5km at 12:30pm, 1.2.3a, Müller@example.org", []),
         ("SEE HTTP://EXAMPLE.ORG/A.", ["HTTP://EXAMPLE.ORG/A"]),
         ("有3只狗，见https://example.org/a。写信到a@example.org谢谢", ["3", "https://example.org/a", "a@example.org"]),
@@ -74,6 +77,13 @@ def test_a_span_is_beside_what_it_was_beside() -> None:
 )
 def test_a_span_is_beside_letters_as_in_the_source(line: str, output: str, restored: str) -> None:
     assert of(line).restore(output, append=True) == (restored, 0)
+
+
+@pytest.mark.parametrize("line", ["%" + "0" * 20_000, "a.b+" * 20_000])
+def test_hostile_text_takes_no_time(line: str) -> None:
+    started = time.process_time()
+    of(line)
+    assert time.process_time() - started < 0.5
 
 
 @pytest.mark.parametrize("line", ["13.50 €", "https://example.org/a.", "{name}: %s"])
