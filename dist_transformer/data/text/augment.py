@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.sentences import COMBINING, EAST_ASIAN, UNSPACED_CHARACTER
+from dist_transformer.data.text.sentences import COMBINING, EAST_ASIAN, STOPS, UNSPACED_CHARACTER
 from dist_transformer.data.text.terms import Terms
 
 # A word, or an East Asian letter, which may be one.
@@ -21,7 +21,7 @@ _LETTER = rf"(?:(?!{EAST_ASIAN})\w[{COMBINING}]*)"
 _WORD = re.compile(rf"(?!\W){EAST_ASIAN}|{_LETTER}+(?:['’-]{_LETTER}+)*")
 # Not that of "s" in "it's", or behind a vowel sign.
 _INITIAL = re.compile(rf"(?<![\w'’{COMBINING}])[^\W\d_]")
-_END = re.compile(r"[.!?…。！？]+$")
+_END = re.compile(rf"[{STOPS}]+$")
 # One error for so many words.
 _WORDS_PER_ERROR = 8
 # Dice coefficient of two words, and pairs that have both, from which on they count as translations of each other.

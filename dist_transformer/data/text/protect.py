@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dist_transformer.config.language_codes import base_language
-from dist_transformer.data.text.sentences import UNSPACED, UNSPACED_CHARACTER
+from dist_transformer.data.text.sentences import STOPS, UNSPACED, UNSPACED_CHARACTER
 from dist_transformer.data.text.terms import Terms
 from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_marks, without_marks
 
@@ -29,6 +29,7 @@ _PATTERNS = {
 }
 KINDS, _ANY = tuple(_PATTERNS), re.compile("|".join(_PATTERNS.values()))
 _NOT_WITHIN_A_WORD = rf"(?!(?<={_LETTER}){_LETTER})"
+_CLOSING = frozenset(STOPS + ",;:)]}»،؛")
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
 _TERM = re.compile(f"{TERM_MARKS[0]}[^{TERM_MARKS[1]}]*{TERM_MARKS[1]}")
 # Languages in which I is the capital of another letter than i, and these letters.
@@ -154,4 +155,4 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     # As in 15-Zoll.
     glued |= more[0] == "-" and more[1:2].isalnum()
     glued |= any(map(UNSPACED_CHARACTER.match, ends))
-    return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more
+    return text + " " * (not (glued or ends[0] in "([{«„¿¡" or ends[1] in _CLOSING)) + more

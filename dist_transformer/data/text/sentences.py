@@ -25,11 +25,13 @@ EAST_ASIAN_CHARACTER, UNSPACED_CHARACTER = re.compile(EAST_ASIAN), re.compile(UN
 _SCRIPTS = map(chr, (*range(0x300, 0x3100), *range(0xA000, 0xAC00), *range(0xFB00, 0xFE30)))
 COMBINING = "\u200c\u200d" + "".join(each for each in _SCRIPTS if unicodedata.category(each)[0] == "M")
 """Characters that belong to the letter before them, such as vowel signs, for a set of a regular expression."""
-# Signs that end a sentence, then closing quotes and brackets, then white space. Search takes linear time, because the
-# expression matches wherever its first sign occurs.
-_STOP = re.compile(r"""[.!?…。｡！？।॥؟۔።။។]+["'”’»›」』）)\]]*(?P<space>\s*)""")
 # These end a sentence even without white space after them; a full stop may be part of a number.
-_SURE_STOPS = frozenset("。｡！？।॥؟۔።။។")
+_SURE_STOPS = "。｡！？।॥؟۔።။។"
+STOPS = f".!?…{_SURE_STOPS}"
+"""Signs that end a sentence."""
+# Such signs, then closing quotes and brackets, then white space. Search takes linear time, because the expression
+# matches wherever its first sign occurs.
+_STOP = re.compile(rf"""[{STOPS}]+["'”’»›」』）)\]]*(?P<space>\s*)""")
 # Before a full stop, these end no sentence: titles, references and what introduces more; a single letter (J. S. Bach,
 # z. B.) and letters with full stops between them (e.g., u.a.); a number of one or two digits (am 3. Oktober).
 _ABBREVIATION = re.compile(
@@ -72,7 +74,7 @@ def _sentences(text: str, spans: Mapping[str, str]) -> list[str]:
         if len(ends) > 1 and stop.start() == ends[-1]:
             ends.pop()
         spaced = stop["space"] and not _continues(text, stop, spans, has_capitals=has_capitals)
-        if spaced or not _SURE_STOPS.isdisjoint(stop.group()) or EAST_ASIAN_CHARACTER.match(following):
+        if spaced or any(sign in _SURE_STOPS for sign in stop.group()) or EAST_ASIAN_CHARACTER.match(following):
             ends.append(stop.end())
     return [text[start:end] for start, end in itertools.pairwise([*ends, len(text)]) if end > start]
 

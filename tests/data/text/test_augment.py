@@ -31,6 +31,7 @@ def test_capitals_and_punctuation_of_both_texts() -> None:
         "punctuation": (PAIR[0][:-1], PAIR[1][:-1]),
     }
     assert MODIFIERS["punctuation"]("Yes.", "Ja", Random(1)) == ("Yes.", "Ja")
+    assert MODIFIERS["punctuation"]("Yes?", "هل؟", Random(1)) == ("Yes", "هل")
     assert MODIFIERS["title"]("it’s cafe\u0301s 3d", "o'clock", Random(1)) == ("It’s Cafe\u0301s 3d", "O'clock")
 
 

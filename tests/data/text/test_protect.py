@@ -69,6 +69,9 @@ def test_a_span_is_beside_what_it_was_beside() -> None:
         # But not beside one of a script without spaces.
         ("价格100元。", f"The price is {A} yuan.", "The price is 100 yuan."),
         ("see 5 here", f"ราคา {A} บาท", "ราคา5บาท"),
+        ("see 5 here", f"यहाँ {A} ।", "यहाँ 5।"),
+        ("see 5 here", f"¿ {A} aquí?", "¿5 aquí?"),
+        ("see 5 here", f"هنا {A} ، {B} ؟", "هنا 5،؟"),
         ("see 5 here", f"서울에서 {A} 마리 {B}", "서울에서 5 마리"),
         ("see 5 here", f"🐕 {A} 🐕", "🐕 5 🐕"),
         ("a 3 or 5", f"ein {A} - {B}", "ein 3 - 5"),
