@@ -90,7 +90,9 @@ class ProtectedLine:
         is_raised = recase and not prefix and is_capital
         chosen: list[str] = []
         if terms is not None:
-            text, chosen = terms.annotate(text, in_capitals=is_raised)
+            known = {mark: span for mark, (span, *_) in spans.items()}
+            text, chosen = terms.annotate(text, in_capitals=is_raised, spans=known)
+            spans = {mark: span for mark, span in spans.items() if mark in text}
         if is_raised:
             # Terms for the translation stay as they are, and none is a beginning of a sentence.
             written = iter(_TERM.findall(text))

@@ -4,9 +4,10 @@ A model that was trained on such text copies the term (Dinu et al. 2019, "Traini
 Terminology Constraints").
 """
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dist_transformer.base.errors import UserError
@@ -49,25 +50,30 @@ class Terms:
             raise UserError(f"{path} has no terms: write a source term, one tab, and its target term in each line")
         return cls(pairs)
 
-    def annotate(self, source: str, target: str | None = None, *, in_capitals: bool = False) -> tuple[str, list[str]]:
+    def annotate(
+        self, source: str, target: str | None = None, *, in_capitals: bool = False, spans: Mapping[str, str] = {}
+    ) -> tuple[str, list[str]]:
         """Write the target terms behind the source terms of a text; return the text and the terms that it got.
 
         Longer terms come first, from the beginning of the text.
 
         Args:
             target: translation, if it is known; terms that do not occur there are left out.
+            spans: what marks of the text stand for; terms that have such a text get it back, as the 11 of "Windows 11".
             in_capitals: whether the case of the text says nothing, so that any source term is found.
         """
         tokens, text, end, place, chosen = [*TOKEN.finditer(source)], "", 0, 0, list[str]()
+        read = [TOKEN.findall(spans[token[0]]) if token[0] in spans else [token[0]] for token in tokens]
         while place < len(tokens):
             last = place
             for stop in range(min(len(tokens), place + self._longest), place, -1):
-                words = tuple(token[0] for token in tokens[place:stop])
+                words = tuple(itertools.chain.from_iterable(read[place:stop]))
                 found = self._targets.get(words) or self._targets.get(tuple(map(str.lower, words)), [])
                 found = found or (self._capitals.get(words, []) if in_capitals else [])
                 if fitting := [one for one in found if target is None or _count(one, target)]:
-                    begin, end, last = end, tokens[stop - 1].end(), stop - 1
-                    text += f"{source[begin:end]} {TERM_MARKS[0]} {fitting[0]} {TERM_MARKS[1]}"
+                    begin, start, end, last = end, tokens[place].start(), tokens[stop - 1].end(), stop - 1
+                    term = "".join(spans.get(character, character) for character in source[start:end])
+                    text += f"{source[begin:start]}{term} {TERM_MARKS[0]} {fitting[0]} {TERM_MARKS[1]}"
                     chosen.append(fitting[0])
                     break
             place = last + 1

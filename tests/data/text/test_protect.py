@@ -148,6 +148,13 @@ def test_terms_of_a_line_in_capitals() -> None:
     assert ProtectedLine.of("The eu, BONN", **how).terms == ()  # type: ignore[arg-type]
 
 
+def test_terms_with_spans() -> None:
+    terms = Terms([("windows 1.1", "Fenster 1.1"), ("dog", "Hund")])
+    line = ProtectedLine.of("5 Windows 1.1 at www.dog.example", KINDS, MARKS, recase=False, terms=terms)
+    assert line.text == f"{A} Windows 1.1 {TERM_MARKS[0]} Fenster 1.1 {TERM_MARKS[1]} at {C}"
+    assert line.restore(f"{A} Fenster 1.1 {C}", append=True) == ("5 Fenster 1.1 www.dog.example", 0)
+
+
 def test_capitals_of_turkish() -> None:
     line = ProtectedLine.of("IŞIK İYİ", (), (), recase=True, language="tur_Latn")
     assert line.text == "Işık iyi"
