@@ -6,6 +6,7 @@ Terminology Constraints").
 
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ class Terms:
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._targets: dict[tuple[str, ...], list[str]] = {}
         for source, target in pairs:
-            self._targets.setdefault(tuple(TOKEN.findall(source)), []).append(target)
+            self._targets.setdefault(tuple(_words(source)), []).append(target)
         self._longest = max(map(len, self._targets), default=0)
         # The first of those that are alike in capitals.
         self._capitals = {tuple(map(str.upper, words)): found for words, found in reversed(self._targets.items())}
@@ -63,7 +64,7 @@ class Terms:
             in_capitals: whether the case of the text says nothing, so that any source term is found.
         """
         tokens, text, end, place, chosen = [*TOKEN.finditer(source)], "", 0, 0, list[str]()
-        read = [TOKEN.findall(spans[token[0]]) if token[0] in spans else [token[0]] for token in tokens]
+        read = [_words(spans.get(token[0], token[0])) for token in tokens]
         while place < len(tokens):
             last = place
             for stop in range(min(len(tokens), place + self._longest), place, -1):
@@ -87,5 +88,11 @@ def count_terms(terms: Sequence[str], translation: str) -> int:
 
 def _count(term: str, text: str) -> int:
     """Count how often a term occurs in a text, in any case."""
-    inner, outer = ("".join(f" {token} " for token in TOKEN.findall(each.lower())) for each in (term, text))
+    normal = (unicodedata.normalize("NFKC", each).lower() for each in (term, text))
+    inner, outer = ("".join(f" {token} " for token in TOKEN.findall(each)) for each in normal)
     return outer.count(inner)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in the form in which vocabularies see them, whatever form it has."""
+    return [unicodedata.normalize("NFKC", token) for token in TOKEN.findall(text)]
