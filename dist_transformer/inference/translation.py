@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dist_transformer.data.text.sentences import EAST_ASIAN_CHARACTER, split_sentences
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _JOINERS = "\u200c\u200d"
@@ -208,6 +209,12 @@ def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int
 def _best_place(text: str, longest: int) -> int:
     """Find the last white space up to `longest`, otherwise the last character that is not a mark; at least 1."""
     places = range(longest, 0, -1)
-    spaces = (place for place in places if text[place].isspace())
+    spaces = (place for place in places if text[place].isspace() and not _is_in_term(text, place))
     others = (place for place in places if not (unicodedata.category(text[place])[0] == "M" or text[place] in _JOINERS))
     return next(itertools.chain(spaces, others), max(1, longest))
+
+
+def _is_in_term(text: str, place: int) -> bool:
+    """Tell whether a place is between a source term and the end of its translation."""
+    before, after = TERM_MARKS
+    return text.rfind(before, 0, place + 2) > text.rfind(after, 0, place)

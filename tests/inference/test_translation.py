@@ -64,6 +64,11 @@ def test_a_long_sentence_is_cut_at_white_space(tokenizer: Tokenizer) -> None:
     assert split_text("a bcdefgh", tokenizer, 4) == ["a", "bcde", "fgh"]
 
 
+def test_a_term_stays_with_its_translation(tokenizer: Tokenizer) -> None:
+    term = "cu \ufffe co \uffff"
+    assert split_text(f"cat {term} cat {term} {term}", tokenizer, 17) == [f"cat {term} cat", term, term]
+
+
 def test_without_white_space_it_is_cut_between_characters(tokenizer: Tokenizer) -> None:
     assert split_text("x" * 11, tokenizer, 4) == ["xxxx", "xxxx", "xxx"]
     # Three bytes each.
