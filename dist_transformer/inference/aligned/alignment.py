@@ -45,7 +45,15 @@ def add_alignments(
     model, front = translator.model, len(translator.tag_ids)
     keys = [(i, rank) for i, found in decoded.items() for rank in range(len(found))]
     pairs = [(sources.ids[i], [*decoded[i][rank].tokens]) for i, rank in keys]
-    places = dict(zip(keys, link_tokens(model, pairs, front=front), strict=True))
+    # A placeholder belongs to the same one of the source, wherever attention goes.
+    of_sources = {token: translator.placeholders_of_source[mark] for mark, token in translator.placeholders.items()}
+    places = {
+        key: [
+            source.index(of_sources[token]) if of_sources.get(token) in source else place
+            for token, place in zip(target, found, strict=True)
+        ]
+        for key, (source, target), found in zip(keys, pairs, link_tokens(model, pairs, front=front), strict=True)
+    }
     aligned = []
     for line, parts, protected, translation in zip(lines, sources.places, sources.lines, translations, strict=True):
         marks = [
