@@ -5,10 +5,11 @@ linear time, which Python's `html.parser` does not for comments and tags that ne
 """
 
 import html
+import itertools
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -169,9 +170,9 @@ class _Placement:
         links: tokens of the segment's text and of the translation that belong together.
     """
 
-    def __init__(self, segment: Segment, translation: str, links: Iterable[Link]) -> None:
+    def __init__(self, segment: Segment, translation: str, links: Sequence[Link]) -> None:
         self.tags, self.text, self.partners = segment.tags, translation, segment.partners()
-        self.words = [word.span() for word in TOKEN.finditer(translation)]
+        self.words = _words(translation, links)
         source = segment.text
         starts, ends = [start for start, _ in self.words], [end for _, end in self.words]
         # What each word or sign is linked to; and by their order in the source, the links of words, with the first and
@@ -270,6 +271,16 @@ class _Placement:
             found.reverse()
         fitting = [(side, word) for side, word in found if first <= word < stop and tag.place < end]
         return fitting[0] if fitting else (1, stop - 1)
+
+
+def _words(text: str, links: Sequence[Link]) -> list[Span]:
+    """Find the words of a translation. What one link holds is one word, such as a protected {name}."""
+    words = [word.span() for word in TOKEN.finditer(text)]
+    starts, ends = [start for start, _ in words], [end for _, end in words]
+    parts = [(bisect_right(ends, link.target_start), bisect_left(starts, link.target_end)) for link in links]
+    joined = {word for first, stop in parts for word in range(first + 1, stop)}
+    firsts = [word for word in range(len(words)) if word not in joined]
+    return [(starts[one], ends[other - 1]) for one, other in itertools.pairwise([*firsts, len(words)])]
 
 
 def _has_word(text: str) -> bool:

@@ -94,6 +94,16 @@ def test_an_element_without_a_word_takes_that_of_a_neighbour() -> None:
     assert rendered("in <a></a> it") == "in <a></a> it"
 
 
+def test_a_tag_is_never_within_a_link() -> None:
+    def translate(lines: list[str]) -> list[Translation]:
+        links = (Link(0, 3, 0, 4), Link(6, 12, 5, 11))
+        best = ScoredText(text="Hund {name}", score=-1.0, tokens=(1,), alignment=Alignment(links, "", False))
+        return [Translation(hypotheses=(best,)) for _ in lines]
+
+    (one,) = translate_documents(["dog <sup>2</sup> {name}"], translate)
+    assert one.text == "Hund <sup>{name}</sup>"
+
+
 def test_a_full_stop_is_no_word() -> None:
     assert rendered("a <b>dog</b>.", None, {"dog": "!"}) == "<b>a</b> !."
 
