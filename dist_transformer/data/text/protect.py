@@ -16,8 +16,14 @@ from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_m
 _LETTER = rf"(?:(?!{UNSPACED})\w)"
 _BEGIN = rf"(?<!{_LETTER})"
 _FORM = r"[-+0]*+\d*+(?:\.\d++)?+"
+# Parentheses and braces belong to a URL in pairs, as in /Dog_(breed) and /{id}.
+_INNER = rf"(?:(?!{UNSPACED})[^\s<>\"'(){{}}])*+"
+_PAIR = rf"\({_INNER}\)|\{{\{{{_INNER}\}}\}}|\{{{_INNER}\}}"
 _PATTERNS = {
-    "urls": rf"(?i:(?:https?|ftp)://|www\.)(?:(?!{UNSPACED})[^\s<>\"'])*(?!{UNSPACED})[^\s<>\"'.,;:!?()\[\]{{}}…“”„‘’‚«»‹›]",
+    "urls": (
+        rf"(?i:(?:https?|ftp)://|www\.)(?>{_PAIR}|(?!{UNSPACED})[^\s<>\"'])*"
+        rf"(?>{_PAIR}|(?!{UNSPACED})[^\s<>\"'.,;:!?()\[\]{{}}…“”„‘’‚«»‹›])"
+    ),
     # Only from the beginning of what could be a name, so that the time is linear.
     "emails": rf"{_BEGIN}(?<![.+-])(?a:[\w.+-]++@[\w-]+(?:\.[\w-]+)+)",
     # All of a number, or nothing of it, so that 1.5km stays.

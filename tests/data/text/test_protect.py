@@ -20,6 +20,7 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
     [
         ("See https://example.org/a?b=1, or www.example.org.", ["https://example.org/a?b=1", "www.example.org"]),
         ("a (http://example.org/)", ["http://example.org/"]),
+        ("a (www.a.example/b_(c)): www.a.example/{id}{{n}}!", ["www.a.example/b_(c)", "www.a.example/{id}{{n}}"]),
         ("Write to a.b+c@example.co.uk!", ["a.b+c@example.co.uk"]),
         ("It is 13.50 € or 1,000,000 at 12:30", ["13.50", "1,000,000", "12:30"]),
         ("B2B, 3D and x86 have none", []),
