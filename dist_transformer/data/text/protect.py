@@ -15,6 +15,7 @@ from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_m
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
 _LETTER = rf"(?:(?!{UNSPACED})\w)"
 _BEGIN = rf"(?<!{_LETTER})"
+_BETWEEN = "[.,:/'’٫٬–-]"
 _FORM = r"[-+0]*+\d*+(?:\.\d++)?+"
 # Parentheses and braces belong to a URL in pairs, as in /Dog_(breed) and /{id}.
 _INNER = rf"(?:(?!{UNSPACED})[^\s<>\"'(){{}}])*+"
@@ -27,7 +28,7 @@ _PATTERNS = {
     # Only from the beginning of what could be a name, so that the time is linear.
     "emails": rf"{_BEGIN}(?<![.+-])(?a:[\w.+-]++@[\w-]+(?:\.[\w-]+)+)",
     # All of a number, or nothing of it, so that 1.5km stays.
-    "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?!{_LETTER})",
+    "numbers": rf"{_BEGIN}(?<!\d{_BETWEEN})\d++(?:{_BETWEEN}\d++)*+(?!{_LETTER})",
     "placeholders": (
         rf"\{{\{{[^{{}}]*\}}\}}|[$%#]?\{{[^{{}}\s]*\}}|%(?:\(\w+\)|\d+\$){_FORM}[sdfi@]|%{_FORM}(?:[sdfi](?!\w)|@)"
         r"|</?[A-Za-z][\w-]*\s*/?>"

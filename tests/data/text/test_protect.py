@@ -24,6 +24,7 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("Write to a.b+c@example.co.uk!", ["a.b+c@example.co.uk"]),
         ("It is 13.50 € or 1,000,000 at 12:30", ["13.50", "1,000,000", "12:30"]),
         ("B2B, 3D and x86 have none", []),
+        ("in 1'000 or ١٢٫٥, 10–20", ["1'000", "١٢٫٥", "10–20"]),
         ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
         ("100% sure, %5d or %.2f! %1$@", ["100", "%5d", "%.2f"]),
         ("see “https://a.example/b”, «www.example.org»", ["https://a.example/b", "www.example.org"]),
