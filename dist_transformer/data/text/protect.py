@@ -92,8 +92,9 @@ class ProtectedLine:
         text = re.sub("|".join(_PATTERNS[kind] for kind in _PATTERNS if kind in kinds), marked, line) if kinds else line
         if spans and not prefix and not any(map(str.isalpha, text)):
             return cls("", {}, line)
-        # A word alone may be an abbreviation, and so may some between letters that have no capitals.
-        is_capital = all(map(str.isupper, filter(str.isalpha, text))) and sum(map(str.isupper, text.split())) > 1
+        # A word alone may be an abbreviation, and so may some between letters that have no capitals. Many write STRAßE.
+        letters = text.replace("ß", "ẞ")
+        is_capital = all(map(str.isupper, filter(str.isalpha, letters))) and sum(map(str.isupper, letters.split())) > 1
         is_raised = recase and not prefix and is_capital
         chosen: list[str] = []
         if terms is not None:

@@ -129,6 +129,7 @@ def test_text_without_spans_stays_as_it_is() -> None:
         ("A DOG RUNS. IT IS 5!", f"A dog runs. It is {A}!", "EIN HUND 5"),
         ("NATO", "NATO", "ein Hund 5"),
         ("NATO 5", f"NATO {A}", "ein Hund 5"),
+        ("AUF DER STRAßE", "Auf der straße", "EIN HUND 5"),
         ("他在 NATO 和 EU", "他在 NATO 和 EU", "ein Hund 5"),
         ("A Dog", "A Dog", "ein Hund 5"),
     ],
