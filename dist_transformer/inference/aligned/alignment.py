@@ -94,6 +94,11 @@ def align(
     """
     sides = (vocabulary.source, vocabulary.target)
     sources, targets = (token_spans(*side) for side in zip(sides, ids, texts, marks, strict=True))
+    for place in reversed(range(len(sources) - 1)):
+        token = ids[0][place]
+        if token >= sides[0].first_piece and sides[0].piece_bytes(token).isspace():
+            # A space that is a piece of its own belongs to the word behind it.
+            sources[place] = sources[place + 1]
     if not set(ids[0]).isdisjoint(term_marks_of(vocabulary.source).values()):
         # The tokens of a term that was written behind its source term stand for the end of that.
         for place, (start, end) in enumerate(sources):
