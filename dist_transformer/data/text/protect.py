@@ -90,8 +90,6 @@ class ProtectedLine:
             return mark
 
         text = re.sub("|".join(_PATTERNS[kind] for kind in _PATTERNS if kind in kinds), marked, line) if kinds else line
-        if spans and not prefix and not any(map(str.isalpha, text)):
-            return cls("", {}, line)
         # A word alone may be an abbreviation, and so may some between letters that have no capitals. Many write STRAßE.
         letters = text.replace("ß", "ẞ")
         is_capital = all(map(str.isupper, filter(str.isalpha, letters))) and sum(map(str.isupper, letters.split())) > 1
@@ -101,6 +99,8 @@ class ProtectedLine:
             known = {mark: span for mark, (span, *_) in spans.items()}
             text, chosen = terms.annotate(text, in_capitals=is_raised, spans=known)
             spans = {mark: span for mark, span in spans.items() if mark in text}
+        if spans and not prefix and not chosen and not any(map(str.isalpha, text)):
+            return cls("", {}, line)
         if is_raised:
             # Terms for the translation stay as they are, and none is a beginning of a sentence.
             written = iter(_TERM.findall(text))

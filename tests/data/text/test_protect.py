@@ -152,10 +152,11 @@ def test_terms_of_a_line_in_capitals() -> None:
 
 
 def test_terms_with_spans() -> None:
-    terms = Terms([("windows 1.1", "Fenster 1.1"), ("dog", "Hund")])
+    terms = Terms([("windows 1.1", "Fenster 1.1"), ("dog", "Hund"), ("24/7", "immer")])
     line = ProtectedLine.of("5 Windows 1.1 at www.dog.example", KINDS, MARKS, recase=False, terms=terms)
     assert line.text == f"{A} Windows 1.1 {TERM_MARKS[0]} Fenster 1.1 {TERM_MARKS[1]} at {C}"
     assert line.restore(f"{A} Fenster 1.1 {C}", append=True) == ("5 Fenster 1.1 www.dog.example", 0)
+    assert ProtectedLine.of("24/7, 5", KINDS, MARKS, recase=False, terms=terms).terms == ("immer",)
 
 
 def test_capitals_of_turkish() -> None:
