@@ -41,6 +41,8 @@ _BLOCKS = re.compile(
     "meta|nav|ol|optgroup|option|p|pre|search|section|select|summary|table|tbody|td|template|textarea|tfoot|th|thead|"
     "title|tr|ul"
 )
+# Those whose end tag may be left out.
+_OPEN_ENDED = re.compile("body|caption|colgroup|dd|dt|head|html|li|optgroup|option|p|tbody|td|tfoot|th|thead|tr")
 _EMPTY = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 _WHOLE = -1
 """Number of a segment as the parent of its elements, which have the numbers of their start tags."""
@@ -114,7 +116,7 @@ class Segment:
 def parse(document: str) -> Iterator[str | Segment]:
     """Split a document into what stays as it is and segments."""
     segment, end = Segment(0), 0
-    hidden, depth, begin = "", 0, 0
+    hidden, depth, inner, begin = "", 0, 0, 0
     for code in _CODE.finditer(document):
         if not hidden:
             segment.add_text(document[end : code.start()])
@@ -123,9 +125,17 @@ def parse(document: str) -> Iterator[str | Segment]:
         kind: Kind = "shown" if name == "img" else "other"
         if name and not _EMPTY.fullmatch(name) and not code[0].endswith("/>"):
             kind = "end" if code["slash"] else "start"
+        step = (kind == "start") - (kind == "end")
+        if _OPEN_ENDED.fullmatch(hidden):
+            inner += step * bool(_BLOCKS.fullmatch(name) and not _OPEN_ENDED.fullmatch(name))
+            if inner < 0 or (inner == 0 and (kind, name) == ("start", hidden)):
+                # It ends before the next one of its kind, or with what it is in.
+                yield from _whole(document, segment, begin)
+                yield document[begin : code.start()]
+                segment, hidden, depth, begin = Segment(code.start()), "", 0, code.start()
         if hidden or (kind == "start" and _is_kept(code["attributes"])):
-            hidden = hidden or name
-            depth += (name == hidden) * ((kind == "start") - (kind == "end"))
+            hidden, inner = hidden or name, inner * bool(hidden)
+            depth += (name == hidden and not inner) * step
             if depth:
                 continue
             hidden, kind = "", "shown"

@@ -134,6 +134,22 @@ def test_an_attribute_decides_what_is_not_translated() -> None:
     assert [part.text for document in read for part in parse(document) if isinstance(part, Segment)] == ["a"] * 4
 
 
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        ("<ul><li translate=no>a<li>dog</ul><p>cat", ["dog", "cat"]),
+        ("<div><p translate=no>a</div>dog", ["dog"]),
+        ("<li translate=no>a<ul><li>b<li>c</ul>d</li>dog", ["dog"]),
+        ("<p translate=no>a</b>b<table><tr><td>c<td>d</table>e</p>dog", ["dog"]),
+        ("<p translate=no>a<p translate=no>b<p>dog", ["dog"]),
+    ],
+)
+def test_an_end_tag_may_be_left_out(document: str, texts: list[str]) -> None:
+    parts = [*parse(document)]
+    assert [part.text for part in parts if isinstance(part, Segment)] == texts
+    assert "".join(part if isinstance(part, str) else part.raw for part in parts) == document
+
+
 def test_a_vowel_sign_stays_in_its_word() -> None:
     assert rendered("<b>हिन्दी</b> भाषा", (1, 0)) == "भाषा <b>हिन्दी</b>"
 
