@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dist_transformer.config.language_codes import base_language
-from dist_transformer.data.text.sentences import STOPS, UNSPACED, UNSPACED_CHARACTER
+from dist_transformer.data.text.sentences import COMBINING, STOPS, UNSPACED, UNSPACED_CHARACTER
 from dist_transformer.data.text.terms import Terms
 from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_marks, without_marks
 
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
-_LETTER = rf"(?:(?!{UNSPACED})\w)"
+_LETTER = rf"(?:(?!{UNSPACED})[\w{COMBINING}])"
 _BEGIN = rf"(?<!{_LETTER})"
 _BETWEEN = "[.,:/'’٫٬–-]"
 _FORM = r"[-+0]*+\d*+(?:\.\d++)?+"

@@ -34,6 +34,8 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("ราคา500บาทที่www.example.orgครับ", ["500", "www.example.org"]),
         ("𠮷5階ｶﾅ7", ["5", "7"]),
         ("제5장은 12개", []),
+        ("cafe\u03015, की5, 5\u20e3", []),
+        ("ที่5", ["5"]),
     ],
 )
 def test_spans(line: str, spans: list[str]) -> None:
