@@ -2,6 +2,8 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -181,6 +183,24 @@ def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monk
     assert sorted(seen) == ["DOG", "See the dog", "See the house. The dog sees 12."]
     # But not for a prefix.
     assert tokenizer.decode(translator_of(tokenizer, recase="auto").source_ids("SEE THE DOG", "Der")) == "SEE THE DOG"
+
+
+def test_capitals_are_those_of_the_languages(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+
+    def echo(_, sources, **how):  # type: ignore[no-untyped-def]
+        seen.append(how["prefixes"])
+        return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
+
+    monkeypatch.setattr(module, "beam_search", echo)
+    model = Transformer(ModelConfig(**SHAPE, vocab_size=tokenizer.vocab_size))  # type: ignore[arg-type]
+    languages = {"source_language": "tr", "target_language": "az"}
+    info: Any = SimpleNamespace(direction=SimpleNamespace(tags=()), longest_source=9, split_over=None, **languages)
+    translator = Translator(model, tokenizer, torch.device("cpu"), Decoding(recase="auto"), info)
+    assert translator.translate(["IŞIK İYİ"])[0].text == "IŞIK İYİ"
+    # And a prefix has no marks of ours.
+    translator.translate(["See"], prefixes=["\ufdd0"])
+    assert seen[1].rows[0].rest == "\ufffd".encode()
 
 
 def test_terms_are_in_the_source_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

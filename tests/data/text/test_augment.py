@@ -91,3 +91,8 @@ def test_copies_are_at_the_ends_of_texts_without_known_words() -> None:
 def test_wrong_shares(values: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_rates(values)
+
+
+def test_a_sign_is_no_word() -> None:
+    places = Neighbours([("狗。", "Hund。")] * 5).places("狗。", "Hund。")
+    assert places == [((0, True), (0, True)), ((1, False), (4, False))]

@@ -81,6 +81,7 @@ def test_everything_but_words_stays_byte_for_byte() -> None:
         ("<img>a dog<!-- x -->", (1, 0), "<img>dog a<!-- x -->"),
         # What is shown is no comment: words around it stay two.
         ("a<b><i translate=no>5</i></b>dog", (1, 0), "<b><i translate=no>5</i></b>dog a"),
+        ("a<img>dog", (1, 0), "dog a<img>"),
         ("a<!-- x -->b", (0,), "ab<!-- x -->"),
         ("a&nbsp;<img>&#32;dog", (1, 0), "<img> dog a"),
     ],
