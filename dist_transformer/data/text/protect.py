@@ -99,7 +99,7 @@ class ProtectedLine:
             known = {mark: span for mark, (span, *_) in spans.items()}
             text, chosen = terms.annotate(text, in_capitals=is_raised, spans=known)
             spans = {mark: span for mark, span in spans.items() if mark in text}
-        if spans and not prefix and not chosen and not any(map(str.isalpha, text)):
+        if spans and not prefix and not any(map(str.isalpha, text)):
             return cls("", {}, line)
         if is_raised:
             # Terms for the translation stay as they are, and none is a beginning of a sentence.

@@ -26,7 +26,8 @@ def of(line: str, *, recase: bool = False) -> ProtectedLine:
         ("B2B, 3D and x86 have none", []),
         ("in 1'000 or ١٢٫٥, 10–20", ["1'000", "١٢٫٥", "10–20"]),
         ("Hi {name}, {{ user.name }} has %s of %1$d <x1/>", ["{name}", "{{ user.name }}", "%s"]),
-        ("100% sure, %5d or %.2f! %1$@", ["100", "%5d", "%.2f"]),
+        ("100% sure, %5d or %.2f", ["100", "%5d", "%.2f"]),
+        ("see %1$@ or %@", ["%1$@", "%@"]),
         ("see “https://a.example/b”, «www.example.org»", ["https://a.example/b", "www.example.org"]),
         ("1.5km at 12:30pm, 1.2.3a, Müller@example.org", []),
         ("SEE HTTP://EXAMPLE.ORG/A.", ["HTTP://EXAMPLE.ORG/A"]),
@@ -118,6 +119,8 @@ def test_a_span_that_a_translation_continues_is_missing() -> None:
     assert line.restore(f"Bei www.a.example/1. {B}", append=True) == ("Bei www.a.example/1. 2", 0)
     assert line.restore(f"Bei www.a.example/12 {B}", append=True) == ("Bei www.a.example/12 2 www.a.example/1", 1)
     assert ProtectedLine.of("a 5", KINDS, MARKS, recase=False, prefix="5").restore("50", append=False) == ("50", 1)
+    both = ProtectedLine.of("a 2 or 12", KINDS, MARKS, recase=False, prefix="12")
+    assert both.restore("120", append=False) == ("120", 2)
 
 
 def test_text_without_spans_stays_as_it_is() -> None:

@@ -140,6 +140,7 @@ def test_an_attribute_decides_what_is_not_translated() -> None:
     [
         ("<ul><li translate=no>a<li>dog</ul><p>cat", ["dog", "cat"]),
         ("<div><p translate=no>a</div>dog", ["dog"]),
+        ("<div><p translate=no>a</div><li translate=no>b<li>dog", ["dog"]),
         ("<li translate=no>a<ul><li>b<li>c</ul>d</li>dog", ["dog"]),
         ("<p translate=no>a</b>b<table><tr><td>c<td>d</table>e</p>dog", ["dog"]),
         ("<p translate=no>a<p translate=no>b<p>dog", ["dog"]),
