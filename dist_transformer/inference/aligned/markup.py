@@ -185,10 +185,10 @@ class _Placement:
         self.words = _words(translation, links)
         source = segment.text
         starts, ends = [start for start, _ in self.words], [end for _, end in self.words]
-        # What each word or sign is linked to; and by their order in the source, the links of words, with the first and
-        # the last word in the translation.
+        # What each word or sign is linked to; and by their order in the source, all links, and those of words, with the
+        # first and the last word in the translation.
         self.linked: list[list[Span]] = [[] for _ in self.words]
-        self.ends: list[tuple[Span, Span]] = []
+        self.links, self.ends = list[tuple[Span, Span]](), list[tuple[Span, Span]]()
         for start, end, first, last in sorted(links):
             if _has_word(source[start:end]) != _has_word(translation[first:last]):
                 # A full stop is no word's translation.
@@ -196,8 +196,9 @@ class _Placement:
             words = range(bisect_right(ends, first), bisect_left(starts, last))
             for word in words:
                 self.linked[word].append((start, end))
-            if words and _has_word(translation[first:last]):
-                self.ends.append(((start, end), (words[0], words[-1])))
+            if words:
+                self.links.append(((start, end), (words[0], words[-1])))
+                self.ends += self.links[-1:] * _has_word(translation[first:last])
         # Of each element by its start tag, and of the whole segment: its part of the source, and its run of words.
         self.spans, self.runs = {_WHOLE: (0, len(source))}, {_WHOLE: (0, len(self.words))}
         self.owners = [_WHOLE] * len(self.words)
@@ -254,9 +255,17 @@ class _Placement:
     def _run(self, span: Span, parent: int) -> Span:
         if span == self.spans[parent]:
             return self.runs[parent]
+        # From the first to the last word that has a link to the element, so that many elements take linear time.
+        inner = bisect_left(self.links, ((span[0], 0), (0, 0)))
+        while inner and self.links[inner - 1][0][1] > span[0]:
+            inner -= 1
+        places = [
+            word for _, words in self.links[inner : bisect_left(self.links, ((span[1], 0), (0, 0)))] for word in words
+        ]
+        begin, stop = self.runs[parent]
         best, found = 0, (0, 0)
         total, first = 0, 0
-        for word in range(*self.runs[parent]):
+        for word in range(max(begin, min(places, default=stop)), min(stop, max(places, default=begin) + 1)):
             if total <= 0:
                 total, first = 0, word
             inside = sum(start < span[1] and span[0] < end for start, end in self.linked[word])

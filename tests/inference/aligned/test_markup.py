@@ -204,6 +204,7 @@ MANY = 10_000
 HOSTILE = {
     "open": "<b>x " * 3 * MANY,
     "nested": "<b>" * MANY + "x" + "</b>" * MANY,
+    "siblings": "<b>x</b> " * MANY,
     "crossing": "<b>x<i>y</b>z</i>" * MANY,
     "comments": "<!--" * MANY,
     "declarations": "<![CDATA[" * MANY,
