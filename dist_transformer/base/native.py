@@ -31,13 +31,13 @@ def load_native(module: str, *, slower: str) -> ctypes.CDLL | None:
         slower: name of the work that is slower without the library.
 
     Returns:
-        the library, or None if it cannot be compiled; a warning gives cause and remedy.
+        the library, or None if it cannot be compiled; a warning gives the cause.
     """
     source = Path(module).with_suffix(".cpp")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     try:
         if compiler is None:
-            raise OSError("no compiler found")
+            raise OSError("no C++ compiler: on Debian and Ubuntu, apt-get install g++ installs one")
         code = source.read_bytes()
         name = f"{source.stem}-{_key(code, compiler)}.so"
         folder = _cache()
@@ -45,13 +45,13 @@ def load_native(module: str, *, slower: str) -> ctypes.CDLL | None:
             with tempfile.TemporaryDirectory() as scratch:
                 return _load_cached(compiler, source, Path(scratch) / name)
         return _load_cached(compiler, source, folder / name)
-    except (OSError, UserError, subprocess.SubprocessError) as error:
-        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
-        logger.warning(
-            f"note: {source.name} cannot be compiled ({lines[0]:.120}), so {slower} is slower: install a C++ "
-            "compiler (Debian and Ubuntu: apt-get install g++)"
-        )
-        return None
+    except subprocess.TimeoutExpired:
+        cause = f"{compiler} took more than {_SECONDS} seconds"
+    except (OSError, UserError, subprocess.CalledProcessError) as error:
+        # The compiler's own words, if it has some.
+        cause = ((getattr(error, "stderr", "") or str(error)).strip().splitlines() or [type(error).__name__])[0]
+    logger.warning(f"note: {source.name} cannot be compiled ({cause:.120}), so {slower} is slower")
+    return None
 
 
 def _load_cached(compiler: str, source: Path, library: Path) -> ctypes.CDLL:

@@ -119,7 +119,7 @@ def as_arithmetic(precision: str | None, device: "torch.device") -> "tuple[torch
         where = "it computes on a CPU alone" if device.type == "cuda" else "this CPU has no instructions for it (VNNI)"
         raise UserError(f"precision is int8, but {where}: use bf16 or fp32")
     if not cpu_kernels.takes(dtype):
-        raise UserError("precision is int8, but there is no C++ compiler: install g++, or use bf16 or fp32")
+        raise UserError("precision is int8, but its C++ code does not compile (see the note): use bf16 or fp32")
     return dtype, True
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dist_transformer.data.text.sentences import UNSPACED_CHARACTER, split_sentences
+from dist_transformer.data.text.sentences import EAST_ASIAN_CHARACTER, split_sentences
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 
 _JOINERS = "\u200c\u200d"
@@ -51,6 +52,10 @@ class ScoredText:
     is_cut: bool = False
     """Whether it, or a part of it, reached the maximum length and would have continued."""
     alignment: Alignment | None = None
+    missing_spans: int = 0
+    """Protected spans that the model left out."""
+    terms_kept: int = 0
+    """Terms that it has of those that it should have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +82,8 @@ class Translation:
     """Whether a line that would be split was translated as a whole, because its prefix has several sentences."""
     max_extra_tokens: int = 0
     """Tokens that the longest output has more than its source."""
-    missing_spans: int = 0
-    """Protected spans that the model left out of the best hypothesis."""
     terms: int = 0
     """Terms that the translation should have."""
-    terms_kept: int = 0
-    """Terms of these that the best hypothesis has."""
 
     @property
     def text(self) -> str:
@@ -99,7 +100,7 @@ class Translation:
             yield "with a sentence that is longer than any in the training: check the translation"
         if self.whole_for_prefix:
             yield "translated as a whole for a prefix of several sentences: check that no sentence is missing"
-        if self.missing_spans:
+        if self.hypotheses[0].missing_spans:
             yield "without a place for protected text in the translation: look for it at the end, or add it"
         if any(one.alignment is not None and not one.alignment.is_guided for one in self.hypotheses):
             yield "aligned by attention that no alignments guided: train with --guided-attention for better ones"
@@ -118,7 +119,7 @@ def count_notes(translations: Iterable[Translation]) -> Counter[str]:
     notes = Counter[str]()
     for one in translations:
         notes.update(one.notes)
-        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.terms_kept})
+        notes.update({_TERMS: one.terms, _TERMS_KEPT: one.hypotheses[0].terms_kept})
     return notes
 
 
@@ -154,7 +155,7 @@ def join_texts(texts: Sequence[str]) -> str:
     texts = [text for text in texts if text]
     joined = texts[:1]
     for before, after in itertools.pairwise(texts):
-        unspaced = UNSPACED_CHARACTER.match(before[-1]) or UNSPACED_CHARACTER.match(after[0])
+        unspaced = EAST_ASIAN_CHARACTER.match(before[-1]) or EAST_ASIAN_CHARACTER.match(after[0])
         joined += ["" if unspaced else " ", after]
     return "".join(joined)
 
@@ -170,6 +171,8 @@ def join_hypotheses(parts: Sequence[tuple[ScoredText, ...]]) -> tuple[ScoredText
             score=sum(one.score for one in alike) / len(alike),
             tokens=tuple(token for one in alike for token in one.tokens),
             is_cut=any(one.is_cut for one in alike),
+            missing_spans=sum(one.missing_spans for one in alike),
+            terms_kept=sum(one.terms_kept for one in alike),
         )
         for alike in zip(*parts, strict=False)
     )
@@ -206,6 +209,12 @@ def _part_length(text: str, start: int, tokenizer: Tokenizer, limit: int) -> int
 def _best_place(text: str, longest: int) -> int:
     """Find the last white space up to `longest`, otherwise the last character that is not a mark; at least 1."""
     places = range(longest, 0, -1)
-    spaces = (place for place in places if text[place].isspace())
+    spaces = (place for place in places if text[place].isspace() and not _is_in_term(text, place))
     others = (place for place in places if not (unicodedata.category(text[place])[0] == "M" or text[place] in _JOINERS))
     return next(itertools.chain(spaces, others), max(1, longest))
+
+
+def _is_in_term(text: str, place: int) -> bool:
+    """Tell whether a place is between a source term and the end of its translation."""
+    before, after = TERM_MARKS
+    return text.rfind(before, 0, place + 2) > text.rfind(after, 0, place)

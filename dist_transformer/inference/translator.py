@@ -19,6 +19,7 @@ from dist_transformer.data.vocabulary.placeholders import (
     placeholders_of,
     shared_placeholders,
     term_marks_of,
+    without_marks,
 )
 from dist_transformer.data.vocabulary.tokenizer import Vocabulary
 from dist_transformer.inference.aligned.alignment import add_alignments
@@ -116,6 +117,7 @@ class Translator:
         self.max_source_tokens = max(positions - settings.max_extra_tokens, (positions + 1) // 2)
         # Without the language, the choice among samples splits text into words at spaces.
         self.language = "" if info is None else info.target_language
+        self.source_language = "" if info is None else info.source_language
         self.longest_trained = None if info is None else info.longest_source
         usual = None if info is None else info.split_over
         wanted = usual if settings.split_over is None else settings.split_over
@@ -209,11 +211,8 @@ class Translator:
         # What the vocabulary removes would hide ends of sentences, and could be a part on its own.
         cleaned = self.tokenizer.source.clean(line)
         kinds, recase = self.settings.protect, self.settings.recase == "auto"
-        found = ProtectedLine.of(cleaned, kinds, list(self.placeholders), recase=recase, prefix=prefix.strip())
-        if self._terms is None:
-            return found
-        text, terms = self._terms.annotate(found.text)
-        return replace(found, text=text, terms=tuple(terms))
+        how: dict[str, Any] = {"recase": recase, "language": self.source_language, "terms": self._terms}
+        return ProtectedLine.of(cleaned, kinds, list(self.placeholders), prefix=prefix.strip(), **how)
 
     def _prefixes(self, lines: Sequence[str], first: int, prefixes: Sequence[str] | None) -> list[Prefix | None]:
         """Encode the prefix of each line."""
@@ -231,7 +230,7 @@ class Translator:
                 encoded.append(None)
                 continue
             try:
-                prefix = self._piece_texts.encode(text)
+                prefix = self._piece_texts.encode(without_marks(text))
             except UserError as error:
                 raise UserError(f"line {number:,} {error}") from None
             if prefix.most_tokens > longest:
@@ -343,16 +342,20 @@ class Translator:
         for line, parts in enumerate(sources.places):
             hypotheses = join_hypotheses([decoded[i] for i in parts]) if parts else _EMPTY
             append = self.settings.missing_spans == "append"
-            restored = [sources.lines[line].restore(one.text, append=append) for one in hypotheses]
+            protected = sources.lines[line]
+            restored = [
+                (one, *protected.restore(one.text, append=append, language=self.language)) for one in hypotheses
+            ]
             translation = Translation(
-                hypotheses=tuple(replace(one, text=text) for one, (text, _) in zip(hypotheses, restored, strict=True)),
+                hypotheses=tuple(
+                    replace(one, text=text, missing_spans=missing, terms_kept=count_terms(protected.terms, text))
+                    for one, text, missing in restored
+                ),
                 split=Split(limit=limit, parts=len(parts)) if len(parts) > 1 else None,
                 beyond_training=any(len(sources.ids[i]) > (self.longest_trained or len(sources.ids[i])) for i in parts),
                 whole_for_prefix=line in sources.whole_for_prefix,
                 max_extra_tokens=self.settings.max_extra_tokens,
-                missing_spans=restored[0][1],
-                terms=len(sources.lines[line].terms),
-                terms_kept=count_terms(sources.lines[line].terms, restored[0][0]),
+                terms=len(protected.terms),
             )
             translations.append(translation)
         return translations

@@ -79,7 +79,7 @@ class ServedModel:
             "split": None if split is None else {"parts": split.parts, "limit": split.limit},
             "beyond_training": translation.beyond_training,
             "whole_for_prefix": translation.whole_for_prefix,
-            "missing_spans": translation.missing_spans,
+            "missing_spans": translation.hypotheses[0].missing_spans,
             "has_maps": split is None and longest < LONGEST_MAP and isinstance(self.translator.model, Transformer),
             "hypotheses": [
                 {

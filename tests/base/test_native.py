@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_transformer.base import native
 from dist_transformer.base.native import load_native
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -101,4 +102,26 @@ def test_what_does_not_compile_is_said_with_the_compiler_s_words(
     said = capsys.readouterr().err
     assert said.startswith("note: one.cpp cannot be compiled (")
     assert "one.cpp:1:" in said
-    assert "install a C++ compiler" in said
+    assert said.endswith("), so it is slower\n")
+
+
+def test_no_compiler_has_a_remedy(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert load_native(str(source), slower="it") is None
+    assert (
+        "(no C++ compiler: on Debian and Ubuntu, apt-get install g++ installs one), so it is" in capsys.readouterr().err
+    )
+
+
+def test_a_compiler_that_hangs(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler = source.with_name("slow")
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "a warning" >&2; exec sleep 9; }\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(native, "_SECONDS", 1)
+    assert load_native(str(source), slower="it") is None
+    assert "slow took more than 1 seconds), so it" in capsys.readouterr().err

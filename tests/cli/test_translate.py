@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dist_transformer.cli.translate import translation_of
-from dist_transformer.inference.translation import ScoredText, Translation
+from dist_transformer.inference.translation import ScoredText, Translation, noted
 from tests.cli.conftest import Call, Lines
 from tests.conftest import ROOT, run_python
 from tests.small_model import restate
@@ -143,14 +143,16 @@ def test_of_a_beam_the_text_closest_to_a_reference(model_folder: Path, toy_lines
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_closeness_ignores_case_if_the_vocabulary_lowercases(lowercase: bool) -> None:
     texts = ("ein hund rennt hier", "Der Hund läuft dort")
-    found = Translation(hypotheses=tuple(ScoredText(text=text, score=0.0, tokens=()) for text in texts))
+    both = (ScoredText(text=text, score=0.0, tokens=(), terms_kept=kept) for kept, text in enumerate(texts))
+    found, notes = Translation(hypotheses=(*both,), terms=1), Counter[str]()
     tokenizer = SimpleNamespace(target=SimpleNamespace(lowercase=lowercase))
     translator: Any = SimpleNamespace(tokenizer=tokenizer, translate=lambda lines, **_: [found])
     info: Any = SimpleNamespace(target_language="de")
     settings: Any = SimpleNamespace(closest_to=Path("references"), beside={"--closest-to": Path("references")})
-    choose = translation_of(settings, translator, info, Counter())
+    choose = translation_of(settings, translator, info, notes)
     (chosen,) = choose([("A dog runs there", "Ein Hund rennt dort")], 1)
     assert chosen.text == texts[0 if lowercase else 1]
+    assert noted(notes) == [f"{0 if lowercase else 1} of 1 terms are in the translations"]
 
 
 def test_translations_begin_with_the_lines_of_a_file(model_folder: Path, toy_lines: Lines, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_int8_leaves_the_rest_to_the_faster_dtype(
     [
         ("cuda", True, True, "precision is int8, but it computes on a CPU alone: use bf16 or fp32"),
         ("cpu", False, True, "precision is int8, but this CPU has no instructions for it (VNNI): use bf16 or fp32"),
-        ("cpu", True, False, "precision is int8, but there is no C++ compiler: install g++, or use bf16 or fp32"),
+        ("cpu", True, False, "precision is int8, but its C++ code does not compile (see the note): use bf16 or fp32"),
     ],
 )
 def test_where_int8_does_not_compute(

@@ -2,6 +2,8 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -77,7 +79,7 @@ def test_the_best_hypothesis_that_keeps_most_spans_is_taken(
     found = translator_of(tokenizer, protect=("numbers",)).translate(lines)
     assert [one.hypotheses[0].score for one in found] == [-2, -1, 0]
     (both,) = translator_of(tokenizer, protect=("numbers",), nbest=3).translate(lines[:1])
-    assert [one.score for one in both.hypotheses] == [-2, -3, -1]
+    assert [(one.score, one.missing_spans) for one in both.hypotheses] == [(-2, 0), (-3, 0), (-1, 1)]
     assert translator_of(tokenizer).translate(lines)[0].hypotheses[0].score == 0
 
 
@@ -99,11 +101,10 @@ def test_sides_have_placeholders_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     # It has the id of the targets' second placeholder.
     translator = Translator(model, pair, torch.device("cpu"), settings, tags=("<2fr>",))
     (found,) = translator.translate(["See 12"])
-    assert (found.text, found.missing_spans) == ("12", 0)
-    # A link to a placeholder of the source is one to its span.
+    assert (found.text, found.hypotheses[0].missing_spans) == ("12", 0)
+    # A placeholder is linked to that of the source, and so to its span, whatever attention says.
     kept[:] = [[first, second]]
-    marks = pair.source.tag_ids(tags)
-    monkeypatch.setattr(alignment, "link_tokens", lambda _, pairs, **how: [[*map(pairs[0][0].index, marks)]])
+    monkeypatch.setattr(alignment, "link_tokens", lambda _, pairs, **how: [[1, 1]])
     line = "See 12 and https://a.example/b"
     (found,) = translator.translate([line])
     assert found.hypotheses[0].alignment is not None
@@ -182,6 +183,24 @@ def test_a_line_in_capitals_is_read_in_the_usual_case(tokenizer: Tokenizer, monk
     assert sorted(seen) == ["DOG", "See the dog", "See the house. The dog sees 12."]
     # But not for a prefix.
     assert tokenizer.decode(translator_of(tokenizer, recase="auto").source_ids("SEE THE DOG", "Der")) == "SEE THE DOG"
+
+
+def test_capitals_are_those_of_the_languages(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+
+    def echo(_, sources, **how):  # type: ignore[no-untyped-def]
+        seen.append(how["prefixes"])
+        return [[Hypothesis(tokens=source, score=-1.0, log_probability=-1.0)] for source in sources]
+
+    monkeypatch.setattr(module, "beam_search", echo)
+    model = Transformer(ModelConfig(**SHAPE, vocab_size=tokenizer.vocab_size))  # type: ignore[arg-type]
+    languages = {"source_language": "tr", "target_language": "az"}
+    info: Any = SimpleNamespace(direction=SimpleNamespace(tags=()), longest_source=9, split_over=None, **languages)
+    translator = Translator(model, tokenizer, torch.device("cpu"), Decoding(recase="auto"), info)
+    assert translator.translate(["IŞIK İYİ"])[0].text == "IŞIK İYİ"
+    # And a prefix has no marks of ours.
+    translator.translate(["See"], prefixes=["\ufdd0"])
+    assert seen[1].rows[0].rest == "\ufffd".encode()
 
 
 def test_terms_are_in_the_source_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

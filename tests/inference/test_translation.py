@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dist_transformer.data.vocabulary.byte_bpe import learn_byte_bpe
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
-from dist_transformer.inference.translation import join_texts, split_text
+from dist_transformer.inference.translation import ScoredText, join_hypotheses, join_texts, split_text
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,11 @@ def test_a_long_sentence_is_cut_at_white_space(tokenizer: Tokenizer) -> None:
     assert split_text("a bcdefgh", tokenizer, 4) == ["a", "bcde", "fgh"]
 
 
+def test_a_term_stays_with_its_translation(tokenizer: Tokenizer) -> None:
+    term = "cu \ufffe co \uffff"
+    assert split_text(f"cat {term} cat {term} {term}", tokenizer, 17) == [f"cat {term} cat", term, term]
+
+
 def test_without_white_space_it_is_cut_between_characters(tokenizer: Tokenizer) -> None:
     assert split_text("x" * 11, tokenizer, 4) == ["xxxx", "xxxx", "xxx"]
     # Three bytes each.
@@ -102,5 +107,13 @@ def test_translations_are_joined_as_their_script_is_written() -> None:
     assert join_texts(["你好。", "再见!", "3 只猫。"]) == "你好。再见!3 只猫。".replace("!3", "! 3")
     assert join_texts(["ねこ", "です"]) == "ねこです"
     assert join_texts(["안녕.", "잘 가."]) == "안녕. 잘 가."
+    # Of Thai, a space ends a sentence.
+    assert join_texts(["ฝนตก", "เรานอน"]) == "ฝนตก เรานอน"
     assert join_texts(["", "a", "", "b", ""]) == "a b"
     assert join_texts(["", ""]) == join_texts([]) == ""
+
+
+def test_counts_of_parts_are_added() -> None:
+    part = ScoredText(text="a", score=-1.0, tokens=(5,), missing_spans=1, terms_kept=2)
+    joined = ScoredText(text="a a", score=-1.0, tokens=(5, 5), missing_spans=2, terms_kept=4)
+    assert join_hypotheses([(part,), (part,)]) == (joined,)

@@ -13,16 +13,15 @@ from random import Random
 import numpy as np
 
 from dist_transformer.base.errors import UserError
-from dist_transformer.data.text.sentences import COMBINING
+from dist_transformer.data.text.sentences import COMBINING, EAST_ASIAN, STOPS, UNSPACED_CHARACTER
 from dist_transformer.data.text.terms import Terms
 
-# A word, or a character of a script that writes no spaces.
-_CHARACTER = "[\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
-_LETTER = rf"(?:(?!{_CHARACTER})\w[{COMBINING}]*)"
-_SPACELESS, _WORD = re.compile(_CHARACTER), re.compile(rf"{_CHARACTER}|{_LETTER}+(?:['’-]{_LETTER}+)*")
+# A word, or an East Asian letter, which may be one.
+_LETTER = rf"(?:(?!{EAST_ASIAN})\w[{COMBINING}]*)"
+_WORD = re.compile(rf"(?!\W){EAST_ASIAN}|{_LETTER}+(?:['’-]{_LETTER}+)*")
 # Not that of "s" in "it's", or behind a vowel sign.
 _INITIAL = re.compile(rf"(?<![\w'’{COMBINING}])[^\W\d_]")
-_END = re.compile(r"[.!?…。！？]+$")
+_END = re.compile(rf"[{STOPS}]+$")
 # One error for so many words.
 _WORDS_PER_ERROR = 8
 # Dice coefficient of two words, and pairs that have both, from which on they count as translations of each other.
@@ -131,7 +130,7 @@ def copy(source: str, target: str, random: Random, neighbours: Neighbours, marks
         # From the end, so that the other places stay.
         for (at, is_before), mark in sorted(zip(cuts, marks, strict=False), reverse=True):
             text = texts[side]
-            space = " " * (_SPACELESS.match(text, at if is_before else at - 1) is None)
+            space = " " * (UNSPACED_CHARACTER.match(text, at if is_before else at - 1) is None)
             texts[side] = text[:at] + (f"{mark}{space}" if is_before else f"{space}{mark}") + text[at:]
     return texts[0], texts[1]
 

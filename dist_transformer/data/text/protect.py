@@ -4,27 +4,44 @@ A line in capitals is translated in the usual case, and its translation is put i
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_transformer.data.text.sentences import UNSPACED_CHARACTER
-from dist_transformer.data.vocabulary.placeholders import split_at_marks, without_marks
+from dist_transformer.config.language_codes import base_language
+from dist_transformer.data.text.sentences import COMBINING, STOPS, UNSPACED, UNSPACED_CHARACTER
+from dist_transformer.data.text.terms import Terms
+from dist_transformer.data.vocabulary.placeholders import TERM_MARKS, split_at_marks, without_marks
 
 # Characters of scripts without spaces, and their punctuation, end a URL or a number as a space does.
-_SPACELESS = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
-_LETTER = rf"[^\W{_SPACELESS}]"
+_LETTER = rf"(?:(?!{UNSPACED})[\w{COMBINING}])"
 _BEGIN = rf"(?<!{_LETTER})"
+_BETWEEN = "[.,:/'’٫٬–-]"
+_FORM = r"[-+0]*+\d*+(?:\.\d++)?+"
+# Parentheses and braces belong to a URL in pairs, as in /Dog_(breed) and /{id}.
+_INNER = rf"(?:(?!{UNSPACED})[^\s<>\"'(){{}}])*+"
+_PAIR = rf"\({_INNER}\)|\{{\{{{_INNER}\}}\}}|\{{{_INNER}\}}"
 _PATTERNS = {
-    "urls": rf"(?i:(?:https?|ftp)://|www\.)[^\s<>\"'{_SPACELESS}]*[^\s<>\"'{_SPACELESS}.,;:!?()\[\]{{}}]",
-    "emails": rf"{_BEGIN}(?a:\w[\w.+-]*@[\w-]+(?:\.[\w-]+)+)",
+    "urls": (
+        rf"(?i:(?:https?|ftp)://|www\.)(?>{_PAIR}|(?!{UNSPACED})[^\s<>\"'])*"
+        rf"(?>{_PAIR}|(?!{UNSPACED})[^\s<>\"'.,;:!?()\[\]{{}}…“”„‘’‚«»‹›])"
+    ),
+    # Only from the beginning of what could be a name, so that the time is linear.
+    "emails": rf"{_BEGIN}(?<![.+-])(?a:[\w.+-]++@[\w-]+(?:\.[\w-]+)+)",
     # All of a number, or nothing of it, so that 1.5km stays.
-    "numbers": rf"{_BEGIN}(?<!\d[.,:/-])\d++(?:[.,:/-]\d++)*+(?!{_LETTER})",
-    "placeholders": r"\{\{[^{}]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[sdfi]|%\d+\$[sd]|%[sdfi](?!\w)|</?[A-Za-z][\w-]*\s*/?>",
+    "numbers": rf"{_BEGIN}(?<!\d{_BETWEEN})\d++(?:{_BETWEEN}\d++)*+(?!{_LETTER})",
+    "placeholders": (
+        rf"\{{\{{[^{{}}]*\}}\}}|[$%#]?\{{[^{{}}\s]*\}}|%(?:\(\w+\)|\d+\$){_FORM}[sdfi@]|%{_FORM}(?:[sdfi](?!\w)|@)"
+        r"|</?[A-Za-z][\w-]*\s*/?>"
+    ),
 }
-KINDS = tuple(_PATTERNS)
+KINDS, _ANY = tuple(_PATTERNS), re.compile("|".join(_PATTERNS.values()))
 _NOT_WITHIN_A_WORD = rf"(?!(?<={_LETTER}){_LETTER})"
+_CLOSING = frozenset(STOPS + ",;:)]}»،؛")
 _SENTENCE = re.compile(r"((?:^|[.!?]\s)\W*)(\w)")
+_TERM = re.compile(f"{TERM_MARKS[0]}[^{TERM_MARKS[1]}]*{TERM_MARKS[1]}")
+# Languages in which I is the capital of another letter than i, and these letters.
+_DOTTED = ("tr", "az")
+_SMALL, _CAPITAL = str.maketrans("Iİ", "ıi"), str.maketrans("iı", "İI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +58,25 @@ class ProtectedLine:
     """Whether the line is in capitals, and the text is not."""
     terms: tuple[str, ...] = ()
     """Terms that the text has for its translation."""
+    begun: str = ""
+    """Span at the end of the prefix, of which the translation could make another one."""
 
     @classmethod
     def of(
-        cls, line: str, kinds: Sequence[str], marks: Sequence[str], *, recase: bool, prefix: str = ""
+        cls,
+        line: str,
+        kinds: Sequence[str],
+        marks: Sequence[str],
+        *,
+        recase: bool,
+        prefix: str = "",
+        language: str = "",
+        terms: Terms | None = None,
     ) -> "ProtectedLine":
-        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case.
+        """Replace spans of these kinds by marks, as many as there are, and capitals by the usual case; write terms.
 
         Args:
+            language: that of the line.
             prefix: text that the translation begins with, as it is; it may have some of the spans.
         """
         line = without_marks(line)
@@ -62,28 +90,42 @@ class ProtectedLine:
             return mark
 
         text = re.sub("|".join(_PATTERNS[kind] for kind in _PATTERNS if kind in kinds), marked, line) if kinds else line
+        # A word alone may be an abbreviation, and so may some between letters that have no capitals. Many write STRAßE.
+        letters = text.replace("ß", "ẞ")
+        is_capital = all(map(str.isupper, filter(str.isalpha, letters))) and sum(map(str.isupper, letters.split())) > 1
+        is_raised = recase and not prefix and is_capital
+        chosen: list[str] = []
+        if terms is not None:
+            known = {mark: span for mark, (span, *_) in spans.items()}
+            text, chosen = terms.annotate(text, in_capitals=is_raised, spans=known)
+            spans = {mark: span for mark, span in spans.items() if mark in text}
         if spans and not prefix and not any(map(str.isalpha, text)):
             return cls("", {}, line)
-        # A word alone may be an abbreviation.
-        is_raised = recase and not prefix and text.isupper() and len(text.split()) > 1
         if is_raised:
-            text = _SENTENCE.sub(lambda found: found[1] + found[2].upper(), text.lower())
+            # Terms for the translation stay as they are, and none is a beginning of a sentence.
+            written = iter(_TERM.findall(text))
+            text = _lower(_TERM.sub(TERM_MARKS[0], text), language)
+            text = _SENTENCE.sub(lambda found: found[1] + _upper(found[2], language), text)
+            text = re.sub(TERM_MARKS[0], lambda _: next(written), text)
+        begun = max((span for span, *_ in spans.values() if prefix.endswith(span)), key=len, default="")
         # Longer spans may hold shorter ones.
         for mark, (span, *_) in sorted(spans.items(), key=lambda each: -len(each[1][0])):
             rest = re.sub(f"{_NOT_WITHIN_A_WORD}{re.escape(span)}{_NOT_WITHIN_A_WORD}", " ", prefix, count=1)
             if rest != prefix:
                 prefix = rest
                 del spans[mark]
-        return cls(text, spans, is_raised=is_raised)
+        begun *= begun not in (span for span, *_ in spans.values())
+        return cls(text, spans, is_raised=is_raised, terms=tuple(chosen), begun=begun)
 
-    def restore(self, text: str, *, append: bool) -> tuple[str, int]:
+    def restore(self, text: str, *, append: bool, language: str = "") -> tuple[str, int]:
         """Put the spans in place of the marks of a translation, each once, and count those without a mark.
 
         Args:
             append: whether these come at the end.
+            language: that of the translation.
         """
-        first, *parts = split_at_marks(text.upper() if self.is_raised else text)
-        if not parts and not self.spans:
+        first, *parts = split_at_marks(_upper(text, language) if self.is_raised else text)
+        if not parts and not self.spans and not self.begun:
             return self.whole or first, 0
         left, result = dict(self.spans), first.strip()
         for mark, after in zip(parts[::2], parts[1::2], strict=True):
@@ -93,9 +135,19 @@ class ProtectedLine:
                 result = _join(result, after.strip(), beside=behind)
             else:
                 result = _join(result, after.strip())
+        if self.begun and self.begun not in (found[0] for found in _ANY.finditer(result)):
+            left[""] = self.begun, " ", " "
         for span, *_ in left.values() if append else ():
             result = _join(result, span)
         return result, len(left)
+
+
+def _lower(text: str, language: str) -> str:
+    return (text.translate(_SMALL) if base_language(language) in _DOTTED else text).lower()
+
+
+def _upper(text: str, language: str) -> str:
+    return (text.translate(_CAPITAL) if base_language(language) in _DOTTED else text).upper()
 
 
 def _join(text: str, more: str, *, beside: str = " ") -> str:
@@ -112,5 +164,5 @@ def _join(text: str, more: str, *, beside: str = " ") -> str:
     glued = beside in ends or (is_letter and any(map(str.isalnum, ends)))
     # As in 15-Zoll.
     glued |= more[0] == "-" and more[1:2].isalnum()
-    glued |= any(unicodedata.east_asian_width(end) in "WF" for end in ends)
-    return text + " " * (not (glued or ends[0] in "([{«„" or ends[1] in ".,;:!?)]}»…")) + more
+    glued |= any(map(UNSPACED_CHARACTER.match, ends))
+    return text + " " * (not (glued or ends[0] in "([{«„¿¡" or ends[1] in _CLOSING)) + more

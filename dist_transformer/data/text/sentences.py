@@ -7,18 +7,31 @@ from collections.abc import Mapping
 
 from dist_transformer.data.vocabulary.placeholders import TERM_MARKS
 
-# Han, kana, and the signs written with them; there is no space between their sentences.
-_UNSPACED = "\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
-UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+# Han, kana, bopomofo, and the signs written with them; not Hangul, which has spaces.
+_EAST_ASIAN = (
+    r"\u2e80-\u2fff\u3001-\u312f\u3190-\u31ff\u3220-\u325f\u3280-\u33ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\ufe30-\ufe4f\uff01-\uff9f\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
+)
+# Thai, Lao, Myanmar, Khmer; not their digits.
+_SOUTHEAST_ASIAN = (
+    r"\u0e01-\u0e3a\u0e40-\u0e4f\u0e5a\u0e5b\u0e81-\u0ecf\u0edc-\u0edf\u1000-\u103f\u104a-\u108f\u109a-\u109f"
+    r"\u1780-\u17dd\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f"
+)
+EAST_ASIAN, UNSPACED = f"[{_EAST_ASIAN}]", f"[{_EAST_ASIAN}{_SOUTHEAST_ASIAN}]"
+"""Characters of scripts without spaces between words, for regular expressions; East Asian ones have none between
+sentences, either, and each may be a word."""
+EAST_ASIAN_CHARACTER, UNSPACED_CHARACTER = re.compile(EAST_ASIAN), re.compile(UNSPACED)
 # All of Unicode's first plane but Han, Hangul and private characters.
 _SCRIPTS = map(chr, (*range(0x300, 0x3100), *range(0xA000, 0xAC00), *range(0xFB00, 0xFE30)))
 COMBINING = "\u200c\u200d" + "".join(each for each in _SCRIPTS if unicodedata.category(each)[0] == "M")
 """Characters that belong to the letter before them, such as vowel signs, for a set of a regular expression."""
-# Signs that end a sentence, then closing quotes and brackets, then white space. Search takes linear time, because the
-# expression matches wherever its first sign occurs.
-_STOP = re.compile(r"""[.!?…。｡！？।॥؟۔።။។]+["'”’»›」』）)\]]*(?P<space>\s*)""")
 # These end a sentence even without white space after them; a full stop may be part of a number.
-_SURE_STOPS = frozenset("。｡！？।॥؟۔።။។")
+_SURE_STOPS = "。｡！？।॥؟۔።။។"
+STOPS = f".!?…{_SURE_STOPS}"
+"""Signs that end a sentence."""
+# Such signs, then closing quotes and brackets, then white space. Search takes linear time, because the expression
+# matches wherever its first sign occurs.
+_STOP = re.compile(rf"""[{STOPS}]+["'”’»›」』）)\]]*(?P<space>\s*)""")
 # Before a full stop, these end no sentence: titles, references and what introduces more; a single letter (J. S. Bach,
 # z. B.) and letters with full stops between them (e.g., u.a.); a number of one or two digits (am 3. Oktober).
 _ABBREVIATION = re.compile(
@@ -61,7 +74,7 @@ def _sentences(text: str, spans: Mapping[str, str]) -> list[str]:
         if len(ends) > 1 and stop.start() == ends[-1]:
             ends.pop()
         spaced = stop["space"] and not _continues(text, stop, spans, has_capitals=has_capitals)
-        if spaced or not _SURE_STOPS.isdisjoint(stop.group()) or UNSPACED_CHARACTER.match(following):
+        if spaced or any(sign in _SURE_STOPS for sign in stop.group()) or EAST_ASIAN_CHARACTER.match(following):
             ends.append(stop.end())
     return [text[start:end] for start, end in itertools.pairwise([*ends, len(text)]) if end > start]
 

@@ -45,7 +45,15 @@ def add_alignments(
     model, front = translator.model, len(translator.tag_ids)
     keys = [(i, rank) for i, found in decoded.items() for rank in range(len(found))]
     pairs = [(sources.ids[i], [*decoded[i][rank].tokens]) for i, rank in keys]
-    places = dict(zip(keys, link_tokens(model, pairs, front=front), strict=True))
+    # A placeholder belongs to the same one of the source, wherever attention goes.
+    of_sources = {token: translator.placeholders_of_source[mark] for mark, token in translator.placeholders.items()}
+    places = {
+        key: [
+            source.index(of_sources[token]) if of_sources.get(token) in source else place
+            for token, place in zip(target, found, strict=True)
+        ]
+        for key, (source, target), found in zip(keys, pairs, link_tokens(model, pairs, front=front), strict=True)
+    }
     aligned = []
     for line, parts, protected, translation in zip(lines, sources.places, sources.lines, translations, strict=True):
         marks = [
@@ -86,6 +94,11 @@ def align(
     """
     sides = (vocabulary.source, vocabulary.target)
     sources, targets = (token_spans(*side) for side in zip(sides, ids, texts, marks, strict=True))
+    for place in reversed(range(len(sources) - 1)):
+        token = ids[0][place]
+        if token >= sides[0].first_piece and sides[0].piece_bytes(token).isspace():
+            # A space that is a piece of its own belongs to the word behind it.
+            sources[place] = sources[place + 1]
     if not set(ids[0]).isdisjoint(term_marks_of(vocabulary.source).values()):
         # The tokens of a term that was written behind its source term stand for the end of that.
         for place, (start, end) in enumerate(sources):

@@ -5,10 +5,11 @@ linear time, which Python's `html.parser` does not for comments and tags that ne
 """
 
 import html
+import itertools
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,8 @@ _CODE = re.compile(
 )
 _ATTRIBUTE = re.compile(r"""([^\s=>/]+)(?:\s*=\s*("[^"]*|'[^']*|[^\s>]*)["']?)?""")
 _QUOTES = "\"' "
+Kind = Literal["start", "end", "shown", "other"]
+"""Kind of a tag; "shown": a reader sees something, as of a picture or of what is not translated."""
 # Python limits the digits of a number; no character needs so many.
 _NO_CHARACTER = re.compile(r"&#[0-9]{8,};?")
 # Elements at which a sentence ends. All others are a part of it.
@@ -38,6 +41,8 @@ _BLOCKS = re.compile(
     "meta|nav|ol|optgroup|option|p|pre|search|section|select|summary|table|tbody|td|template|textarea|tfoot|th|thead|"
     "title|tr|ul"
 )
+# Those whose end tag may be left out.
+_OPEN_ENDED = re.compile("body|caption|colgroup|dd|dt|head|html|li|optgroup|option|p|tbody|td|tfoot|th|thead|tr")
 _EMPTY = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 _WHOLE = -1
 """Number of a segment as the parent of its elements, which have the numbers of their start tags."""
@@ -49,7 +54,7 @@ class Tag(NamedTuple):
     raw: str
     place: int
     """Characters of the segment's text before it."""
-    kind: Literal["start", "end", "other"]
+    kind: Kind
     name: str
     spaces: tuple[bool, bool]
     """Whether there is white space before it, and after it."""
@@ -64,7 +69,11 @@ class Segment:
 
     def __init__(self, start: int) -> None:
         self.start, self.tags = start, list[Tag]()
+        self.raw = ""
+        """Part of the document, without white space at its ends."""
         self._pieces, self._length, self._in_space = list[str](), 0, True
+        # Whether white space is directly before, and something that is shown between two texts.
+        self._behind_space = self._behind_shown = False
 
     @property
     def text(self) -> str:
@@ -72,15 +81,21 @@ class Segment:
 
     def add_text(self, raw: str) -> None:
         piece = re.sub(r"\s+", " ", html.unescape(_NO_CHARACTER.sub("\ufffd", raw)))
+        if self.tags and piece[:1] == " ":
+            self.tags[-1] = self.tags[-1]._replace(spaces=(self.tags[-1].spaces[0], True))
+        self._behind_space = piece[-1:] == " "
         piece = piece.lstrip() if self._in_space else piece
         if piece:
+            if self._behind_shown and self._pieces and piece[0].isalnum() and self._pieces[-1][-1].isalnum():
+                piece = f" {piece}"
+            self._behind_shown = False
             self._pieces.append(piece)
             self._length += len(piece)
             self._in_space = piece[-1] == " "
 
-    def add_tag(self, document: str, start: int, end: int, kind: Literal["start", "end", "other"], name: str) -> None:
-        spaces = document[max(start - 1, 0) : start].isspace(), document[end : end + 1].isspace()
-        self.tags.append(Tag(document[start:end], self._length, kind, name, spaces))
+    def add_tag(self, raw: str, kind: Kind, name: str) -> None:
+        self.tags.append(Tag(raw, self._length, kind, name, (self._behind_space, False)))
+        self._behind_space, self._behind_shown = False, self._behind_shown or kind == "shown"
 
     def partners(self) -> dict[int, int]:
         """Return the numbers of the end tags by those of their start tags; others have no partner."""
@@ -101,29 +116,37 @@ class Segment:
 def parse(document: str) -> Iterator[str | Segment]:
     """Split a document into what stays as it is and segments."""
     segment, end = Segment(0), 0
-    hidden, depth, begin = "", 0, 0
+    hidden, depth, inner, begin = "", 0, 0, 0
     for code in _CODE.finditer(document):
         if not hidden:
             segment.add_text(document[end : code.start()])
             begin = code.start()
         end, name = code.end(), (code["name"] or "").lower()
-        kind: Literal["start", "end", "other"] = "other"
+        kind: Kind = "shown" if name == "img" else "other"
         if name and not _EMPTY.fullmatch(name) and not code[0].endswith("/>"):
             kind = "end" if code["slash"] else "start"
+        step = (kind == "start") - (kind == "end")
+        if _OPEN_ENDED.fullmatch(hidden):
+            inner += step * bool(_BLOCKS.fullmatch(name) and not _OPEN_ENDED.fullmatch(name))
+            if inner < 0 or (inner == 0 and (kind, name) == ("start", hidden)):
+                # It ends before the next one of its kind, or with what it is in.
+                yield from _whole(document, segment, begin)
+                yield document[begin : code.start()]
+                segment, hidden, depth, begin = Segment(code.start()), "", 0, code.start()
         if hidden or (kind == "start" and _is_kept(code["attributes"])):
-            hidden = hidden or name
-            depth += (name == hidden) * ((kind == "start") - (kind == "end"))
+            hidden, inner = hidden or name, inner * bool(hidden)
+            depth += (name == hidden and not inner) * step
             if depth:
                 continue
-            hidden, kind = "", "other"
+            hidden, kind = "", "shown"
         if _BLOCKS.fullmatch(name):
             yield from _whole(document, segment, begin)
             yield document[begin:end]
             segment = Segment(end)
         else:
-            segment.add_tag(document, begin, end, kind, name)
+            segment.add_tag(document[begin:end], kind, name)
     if hidden:
-        segment.add_tag(document, begin, len(document), "other", hidden)
+        segment.add_tag(document[begin:], "shown", hidden)
     else:
         segment.add_text(document[end:])
     yield from _whole(document, segment, len(document))
@@ -142,6 +165,7 @@ def _whole(document: str, segment: Segment, end: int) -> Iterator[str | Segment]
         yield raw
         return
     yield raw[: len(raw) - len(raw.lstrip())]
+    segment.raw = raw.strip()
     yield segment
     yield raw[len(raw.rstrip()) :]
 
@@ -156,15 +180,15 @@ class _Placement:
         links: tokens of the segment's text and of the translation that belong together.
     """
 
-    def __init__(self, segment: Segment, translation: str, links: Iterable[Link]) -> None:
+    def __init__(self, segment: Segment, translation: str, links: Sequence[Link]) -> None:
         self.tags, self.text, self.partners = segment.tags, translation, segment.partners()
-        self.words = [word.span() for word in TOKEN.finditer(translation)]
+        self.words = _words(translation, links)
         source = segment.text
         starts, ends = [start for start, _ in self.words], [end for _, end in self.words]
-        # What each word or sign is linked to; and by their order in the source, the links of words, with the first and
-        # the last word in the translation.
+        # What each word or sign is linked to; and by their order in the source, all links, and those of words, with the
+        # first and the last word in the translation.
         self.linked: list[list[Span]] = [[] for _ in self.words]
-        self.ends: list[tuple[Span, Span]] = []
+        self.links, self.ends = list[tuple[Span, Span]](), list[tuple[Span, Span]]()
         for start, end, first, last in sorted(links):
             if _has_word(source[start:end]) != _has_word(translation[first:last]):
                 # A full stop is no word's translation.
@@ -172,8 +196,9 @@ class _Placement:
             words = range(bisect_right(ends, first), bisect_left(starts, last))
             for word in words:
                 self.linked[word].append((start, end))
-            if words and _has_word(translation[first:last]):
-                self.ends.append(((start, end), (words[0], words[-1])))
+            if words:
+                self.links.append(((start, end), (words[0], words[-1])))
+                self.ends += self.links[-1:] * _has_word(translation[first:last])
         # Of each element by its start tag, and of the whole segment: its part of the source, and its run of words.
         self.spans, self.runs = {_WHOLE: (0, len(source))}, {_WHOLE: (0, len(self.words))}
         self.owners = [_WHOLE] * len(self.words)
@@ -230,9 +255,17 @@ class _Placement:
     def _run(self, span: Span, parent: int) -> Span:
         if span == self.spans[parent]:
             return self.runs[parent]
+        # From the first to the last word that has a link to the element, so that many elements take linear time.
+        inner = bisect_left(self.links, ((span[0], 0), (0, 0)))
+        while inner and self.links[inner - 1][0][1] > span[0]:
+            inner -= 1
+        places = [
+            word for _, words in self.links[inner : bisect_left(self.links, ((span[1], 0), (0, 0)))] for word in words
+        ]
+        begin, stop = self.runs[parent]
         best, found = 0, (0, 0)
         total, first = 0, 0
-        for word in range(*self.runs[parent]):
+        for word in range(max(begin, min(places, default=stop)), min(stop, max(places, default=begin) + 1)):
             if total <= 0:
                 total, first = 0, word
             inside = sum(start < span[1] and span[0] < end for start, end in self.linked[word])
@@ -253,10 +286,20 @@ class _Placement:
         following = bisect_left(self.ends, ((tag.place, 0), (0, 0)))
         found = [(0, words[0]) for _, words in self.ends[following : following + 1]]
         found += [(1, words[1]) for _, words in self.ends[max(following - 1, 0) : following]]
-        if tag.kind == "end" or (tag.kind == "other" and not tag.spaces[0]):
+        if tag.kind == "end" or (tag.kind != "start" and not tag.spaces[0]):
             found.reverse()
         fitting = [(side, word) for side, word in found if first <= word < stop and tag.place < end]
         return fitting[0] if fitting else (1, stop - 1)
+
+
+def _words(text: str, links: Sequence[Link]) -> list[Span]:
+    """Find the words of a translation. What one link holds is one word, such as a protected {name}."""
+    words = [word.span() for word in TOKEN.finditer(text)]
+    starts, ends = [start for start, _ in words], [end for _, end in words]
+    parts = [(bisect_right(ends, link.target_start), bisect_left(starts, link.target_end)) for link in links]
+    joined = {word for first, stop in parts for word in range(first + 1, stop)}
+    firsts = [word for word in range(len(words)) if word not in joined]
+    return [(starts[one], ends[other - 1]) for one, other in itertools.pairwise([*firsts, len(words)])]
 
 
 def _has_word(text: str) -> bool:
@@ -286,7 +329,9 @@ def translate_documents(
                 own.append(next(following))
                 best = own[-1].hypotheses[0]
                 links = best.alignment.links if best.alignment else ()
-                text += _Placement(part, best.text, links).render()
+                # A text of spans alone is its own translation, which has no tokens.
+                is_kept = best.text and not best.tokens
+                text += part.raw if is_kept else _Placement(part, best.text, links).render()
             else:
                 text += part
         own = own or [nothing]
@@ -297,9 +342,7 @@ def translate_documents(
                 hypotheses=(replace(best, text=text),),
                 split=next((one.split for one in own if one.split), None),
                 beyond_training=any(one.beyond_training for one in own),
-                missing_spans=sum(one.missing_spans for one in own),
                 terms=sum(one.terms for one in own),
-                terms_kept=sum(one.terms_kept for one in own),
             )
         )
     return results

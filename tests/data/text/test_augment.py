@@ -31,6 +31,7 @@ def test_capitals_and_punctuation_of_both_texts() -> None:
         "punctuation": (PAIR[0][:-1], PAIR[1][:-1]),
     }
     assert MODIFIERS["punctuation"]("Yes.", "Ja", Random(1)) == ("Yes.", "Ja")
+    assert MODIFIERS["punctuation"]("Yes?", "هل؟", Random(1)) == ("Yes", "هل")
     assert MODIFIERS["title"]("it’s cafe\u0301s 3d", "o'clock", Random(1)) == ("It’s Cafe\u0301s 3d", "O'clock")
 
 
@@ -90,3 +91,8 @@ def test_copies_are_at_the_ends_of_texts_without_known_words() -> None:
 def test_wrong_shares(values: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_rates(values)
+
+
+def test_a_sign_is_no_word() -> None:
+    places = Neighbours([("狗。", "Hund。")] * 5).places("狗。", "Hund。")
+    assert places == [((0, True), (0, True)), ((1, False), (4, False))]

@@ -17,6 +17,9 @@ TERMS = Terms(
         ("hot", "heiß"),
         ("IT", "EDV"),
         ("狗", "Hund"),
+        ("หมา", "Hund"),
+        ("か", "?"),
+        ("cafe\u0301", "Café"),
         ("C++", "C++"),
         ("का", "of"),
     ]
@@ -35,7 +38,10 @@ def with_terms(text: str) -> str:
         ("A HOT  DOG, Dog", "A HOT  DOG[Wurst], Dog[Hund]"),
         ("IT is it", "IT[EDV] is it"),
         ("一只狗跑", "一只狗[Hund]跑"),
+        ("มีหมาวิ่ง", "มีหมา[Hund]วิ่ง"),
+        ("か\u3099", "か\u3099"),
         ("C++ or C", "C++[C++] or C"),
+        ("a café, cafe\u0301", "a café[Café], cafe\u0301[Café]"),
         # A vowel sign belongs to its word.
         ("का काम", "का[of] काम"),
     ],
@@ -52,6 +58,7 @@ def test_of_a_pair_only_terms_that_its_target_has() -> None:
 def test_a_term_counts_as_often_as_it_is_wanted_and_there() -> None:
     assert count_terms(["Hund", "Hund", "Wurst"], "Hund hund HUND Würste") == 2
     assert count_terms(["Hund", "Hund"], "Der Hund") == 1
+    assert count_terms(["1 m²", "e\u0301"], "1 m2 é") == 2
 
 
 @pytest.mark.parametrize("line", ["dog", "dog\tHund\tKöter", "dog\t ", "\tHund"])

@@ -12,7 +12,7 @@ from dist_transformer.data.vocabulary.placeholders import placeholder_tags
 from dist_transformer.data.vocabulary.tokenizer import Tokenizer
 from dist_transformer.inference import translator as module
 from dist_transformer.inference.aligned import alignment
-from dist_transformer.inference.aligned.alignment import link_tokens
+from dist_transformer.inference.aligned.alignment import align, link_tokens
 from dist_transformer.inference.attention_maps import attention_maps
 from dist_transformer.inference.beam import Hypothesis
 from dist_transformer.inference.decoding import Decoding
@@ -50,6 +50,13 @@ def test_an_ensemble_adds_what_its_models_attend_to() -> None:
     first, second = (attention_maps(model, source, target, "cross")["cross"][1] for model in models)
     wanted = (first.mean(0)[:-1] + second[0, 1:])[:, :-1].argmax(1).tolist()
     assert link_tokens(Ensemble(models), PAIRS[:1], front=0) == [wanted]
+
+
+def test_a_space_that_is_a_piece_belongs_to_the_word_behind_it(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("dog  77"), tokenizer.encode("dog")
+    space = [tokenizer.piece_bytes(token) for token in ids[0]].index(b" ")
+    found = align(make_model(), tokenizer, ("dog  77", "dog"), ids, [space] * len(ids[1]))
+    assert ({link[:2] for link in found.links}, found.words) == ({(5, 6)}, "1-0")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def rendered(document: str, order: Sequence[int] | None = None, words: dict[str,
                 links += [Link(start, end, len(text), len(text) + len(word))] * bool(word)
                 text += word
             best = ScoredText(text=text, score=-1.0, tokens=(1,), alignment=Alignment(tuple(links), "", False))
-            found.append(Translation(hypotheses=(best,), terms=1, terms_kept=1))
+            found.append(Translation(hypotheses=(best,), terms=1))
         return found
 
     (one,) = translate_documents([document], translate)
@@ -79,6 +79,11 @@ def test_everything_but_words_stays_byte_for_byte() -> None:
         ("see <img> dogs", (1, 0), "<img> dogs see"),
         ("see<img>. dogs", (2, 0, 1), "dogs see<img> ."),
         ("<img>a dog<!-- x -->", (1, 0), "<img>dog a<!-- x -->"),
+        # What is shown is no comment: words around it stay two.
+        ("a<b><i translate=no>5</i></b>dog", (1, 0), "<b><i translate=no>5</i></b>dog a"),
+        ("a<img>dog", (1, 0), "dog a<img>"),
+        ("a<!-- x -->b", (0,), "ab<!-- x -->"),
+        ("a&nbsp;<img>&#32;dog", (1, 0), "<img> dog a"),
     ],
 )
 def test_tags_go_with_their_words(document: str, order: Sequence[int], output: str) -> None:
@@ -88,6 +93,16 @@ def test_tags_go_with_their_words(document: str, order: Sequence[int], output: s
 def test_an_element_without_a_word_takes_that_of_a_neighbour() -> None:
     assert rendered("in front <a>of</a> it", None, {"of": "", "front": "vor"}) == "in vor <a>it</a>"
     assert rendered("in <a></a> it") == "in <a></a> it"
+
+
+def test_a_tag_is_never_within_a_link() -> None:
+    def translate(lines: list[str]) -> list[Translation]:
+        links = (Link(0, 3, 0, 4), Link(6, 12, 5, 11))
+        best = ScoredText(text="Hund {name}", score=-1.0, tokens=(1,), alignment=Alignment(links, "", False))
+        return [Translation(hypotheses=(best,)) for _ in lines]
+
+    (one,) = translate_documents(["dog <sup>2</sup> {name}"], translate)
+    assert one.text == "Hund <sup>{name}</sup>"
 
 
 def test_a_full_stop_is_no_word() -> None:
@@ -118,6 +133,23 @@ def test_an_attribute_decides_what_is_not_translated() -> None:
     read = ['<p title="translate = no">a</p>', "<p translate='no-op'>a</p>", "<p translate>a</p>", "<p x=y/>a</p>"]
     assert not [part for document in kept for part in parse(document) if isinstance(part, Segment)]
     assert [part.text for document in read for part in parse(document) if isinstance(part, Segment)] == ["a"] * 4
+
+
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        ("<ul><li translate=no>a<li>dog</ul><p>cat", ["dog", "cat"]),
+        ("<div><p translate=no>a</div>dog", ["dog"]),
+        ("<div><p translate=no>a</div><li translate=no>b<li>dog", ["dog"]),
+        ("<li translate=no>a<ul><li>b<li>c</ul>d</li>dog", ["dog"]),
+        ("<p translate=no>a</b>b<table><tr><td>c<td>d</table>e</p>dog", ["dog"]),
+        ("<p translate=no>a<p translate=no>b<p>dog", ["dog"]),
+    ],
+)
+def test_an_end_tag_may_be_left_out(document: str, texts: list[str]) -> None:
+    parts = [*parse(document)]
+    assert [part.text for part in parts if isinstance(part, Segment)] == texts
+    assert "".join(part if isinstance(part, str) else part.raw for part in parts) == document
 
 
 def test_a_vowel_sign_stays_in_its_word() -> None:
@@ -172,6 +204,7 @@ MANY = 10_000
 HOSTILE = {
     "open": "<b>x " * 3 * MANY,
     "nested": "<b>" * MANY + "x" + "</b>" * MANY,
+    "siblings": "<b>x</b> " * MANY,
     "crossing": "<b>x<i>y</b>z</i>" * MANY,
     "comments": "<!--" * MANY,
     "declarations": "<![CDATA[" * MANY,
@@ -224,7 +257,7 @@ def test_documents_on_their_way_through_a_translator(monkeypatch: pytest.MonkeyP
     assert (found[0].count("<b>"), found[3]) == (1, lines[3])
     # A segment of spans alone is its own translation, and its tags stay where they are.
     protecting = Decoding(markup="html", protect=("emails", "urls", "placeholders"))
-    spans = "<li><a>a@b.example</a>, <b>{name}</b></li> <i>https://c.example/a</i>"
+    spans = "<li><a>a@b.example</a>, <b>{name}</b></li> <i>https://c.example/a</i> <img>{name}"
     assert translator_of(protecting).translate([spans])[0].text == spans
     with pytest.raises(UserError, match="prefixes are for text without markup"):
         translator.translate(lines, prefixes=lines)
