@@ -182,4 +182,4 @@ def test_without_a_compiler_sentences_are_padded_in_groups(tmp_path: Path) -> No
     )
     assert done.stdout == "['groups', 'groups']\n"
     assert done.stderr.count("note: cpu_kernels.cpp cannot be compiled") == 1
-    assert "apt-get install g++" in done.stderr
+    assert "/nowhere/g++" in done.stderr
