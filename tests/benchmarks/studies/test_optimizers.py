@@ -53,6 +53,13 @@ def test_the_best_recipes_train_with_every_seed_and_are_compared(
     ratios = found["muon_to_adam"]["cpu_seconds_to_bleu"]
     assert ratios == pytest.approx({"bleu_20": 302 / 402, "bleu_25": 302 / 402})
     assert [len(each) for each in study(tmp_path).plans("variations").values()] == [1, 1, 1]
+    chosen = {
+        stage: [recipes[0].name for recipes in study(tmp_path).plans(stage).values()] for stage in ("two_packs", "few")
+    }
+    assert chosen == {
+        "two_packs": ["0.002-300-1-1000", "0.012-300-1-1000-kind-muon"],
+        "few": ["0.0005-50-1-200-packs-1", "0.004-50-1-200-kind-muon-packs-1"],
+    }
 
 
 def test_the_model_that_is_trained_further_knows_no_line_of_the_new_text(tmp_path: Path) -> None:
